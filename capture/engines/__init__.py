@@ -1,0 +1,1 @@
+"""One module for each rollout engine whose calls rlaudit can read."""
