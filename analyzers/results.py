@@ -1,0 +1,132 @@
+"""Result types of the analyzers: plain frozen data that ``rlaudit.report`` renders and never recomputes.
+
+Every number is a Python float or int, or None where it could not be computed (``withheld`` says why);
+NaN never stands for "unknown".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from rlaudit.findings import Finding, Verdict
+
+SCHEMA_VERSION = 1
+"""Version of the JSON report. Fields are added within a version, never renamed or removed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """What the run holds and what could be joined. Counts of sequences unless the name says otherwise.
+
+    joined: sequences with both a rollout and a trainer score. without_rollout, without_trainer: the two misses.
+    not_consumed: rollouts that no trainer forward used (evaluation, filtered), a state and not a miss.
+    tokens: response tokens; sampled_tokens: those that the policy sampled; compared_tokens: those with both
+    log-probabilities finite and at the same policy version.
+    """
+
+    steps: int
+    sequences: int
+    joined: int
+    without_rollout: int
+    without_trainer: int
+    not_consumed: int
+    tokens: int
+    sampled_tokens: int
+    compared_tokens: int
+    dropped_rows: int
+    routed_sequences: int = 0
+    routing_joined: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepMetrics:
+    """Metrics of one training step, by catalogue name. ``lag``: optimizer steps between the two policies (None: unknown)."""
+
+    step: int
+    lag: int | None
+    tokens: int
+    values: dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class LayerRouting:
+    """Routing disagreement of one layer over the compared tokens of the run (shares in 0..1)."""
+
+    layer: int
+    tokens: int
+    disagreement: float
+    overlap: float
+
+
+@dataclass(frozen=True, slots=True)
+class StepRouting:
+    """Routing disagreement of one step: share of (token, layer) pairs and of tokens with any layer differing."""
+
+    step: int
+    tokens: int
+    disagreement: float
+    any_layer: float
+
+
+@dataclass(frozen=True, slots=True)
+class NoiseFloor:
+    """The same weights and tokens evaluated twice by the trainer: what can't be blamed on the rollout engine.
+
+    how: which two evaluations; tokens: how many; values: the same metrics as the comparison, by catalogue name.
+    """
+
+    how: str
+    tokens: int
+    values: dict[str, float | None]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricDefinition:
+    """One entry of the catalogue. aliases: framework name of the same number, by framework."""
+
+    name: str
+    title: str
+    formula: str
+    unit: str | None
+    aggregation: str
+    source: str
+    aliases: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class FrameworkCheck:
+    """A number that the framework logged beside rlaudit's own. agrees is None where they can't be compared."""
+
+    step: int
+    framework: str
+    name: str
+    logged: float | None
+    ours: float | None
+    agrees: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """Everything that ``rlaudit report`` prints.
+
+    facts: what the run is (run id, command, framework, versions, dtypes), label to text, in printing order.
+    overall: metrics over all compared tokens at equal policy version. queries: title to SQL that recomputes the numbers.
+    withheld: what could not be said, each with its reason. definitions: catalogue entries of the metrics that occur.
+    """
+
+    run: str
+    verdict: Verdict
+    findings: tuple[Finding, ...]
+    coverage: Coverage
+    facts: dict[str, str]
+    overall: dict[str, float | None]
+    by_step: tuple[StepMetrics, ...]
+    routing_by_layer: tuple[LayerRouting, ...]
+    routing_by_step: tuple[StepRouting, ...]
+    noise_floor: NoiseFloor | None
+    framework_checks: tuple[FrameworkCheck, ...]
+    definitions: tuple[MetricDefinition, ...]
+    queries: dict[str, str]
+    withheld: tuple[str, ...] = ()
+    rlaudit_version: str = ""
+    schema_version: int = SCHEMA_VERSION
