@@ -1,0 +1,1 @@
+"""The views and macros that queries are written against, one SQL file each."""

@@ -1,0 +1,1 @@
+"""Replay of actor forward passes over recorded tokens. Nothing is implemented yet: see docs/roadmap.md."""

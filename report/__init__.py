@@ -1,0 +1,1 @@
+"""Rendering of results: terminal, JSON, Markdown. Computes nothing."""
