@@ -18,7 +18,7 @@ _TYPES: dict[str, pa.DataType] = {
     "string": pa.string(),
     "bool": pa.bool_(),
     "binary": pa.binary(),
-    "timestamp[us]": pa.timestamp("us", tz="UTC"),
+    "timestamp[us]": pa.timestamp("us"),
     "list<int32>": pa.list_(pa.int32()),
     "list<float32>": pa.list_(pa.float32()),
     "list<bool>": pa.list_(pa.bool_()),

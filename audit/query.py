@@ -1,0 +1,158 @@
+"""SQL over runs: DuckDB connections with one view a table, the documented views and the macros."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+
+from rlaudit import schema
+from rlaudit.arrow import arrow_schema
+from rlaudit.errors import BadOption, QueryError
+from rlaudit.run import Run
+
+_CHANGES_FILES = {"COPY", "EXPORT", "ATTACH", "DETACH", "LOAD", "COPY_DATABASE"}
+
+
+@cache
+def view_files() -> dict[str, str]:
+    """The SQL files of ``rlaudit.sql``: file name to text, in the order in which they build on each other."""
+    files = resources.files("rlaudit.sql").iterdir()
+    return {file.name: file.read_text(encoding="utf-8") for file in sorted(files, key=lambda f: f.name) if file.name.endswith(".sql")}
+
+
+def connect(run: Run) -> duckdb.DuckDBPyConnection:
+    """A connection on which ``run``'s tables and views have their plain names. The caller closes it."""
+    return connect_runs({"main": run})
+
+
+def connect_runs(runs: Mapping[str, Run]) -> duckdb.DuckDBPyConnection:
+    """A connection on which each run's tables and views lie in the schema of its name (``a.tokens``, ``b.tokens``).
+
+    BadOption for a name that is no plain SQL identifier.
+    """
+    connection = duckdb.connect()
+    _register_functions(connection)
+    for name, run in runs.items():
+        if not name.isidentifier():
+            raise BadOption(f"{name!r} can't name a run in SQL; use letters, digits and underscores")
+        connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{name}"')
+        connection.execute(f"SET schema = '{name}'")
+        for table in schema.TABLES:
+            _create_table_view(connection, run, table.name)
+        for text in view_files().values():
+            connection.execute(text)
+        connection.execute("SET schema = 'main'")
+    return connection
+
+
+def _create_table_view(connection: duckdb.DuckDBPyConnection, run: Run, table: str) -> None:
+    paths = [segment.path for segment in run.segments(table)]
+    if paths:
+        run.prepare(connection)
+        # Prepared parameters are not allowed in views, so the file names are written as literals.
+        listed = ", ".join(_literal(path) for path in paths)
+        connection.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet([{listed}], union_by_name = false)")
+        return
+    # A table without rows still has its columns, so that every query works on every run.
+    name = f"rlaudit_empty_{table}"
+    connection.register(name, arrow_schema(table).empty_table())
+    connection.execute(f"CREATE TABLE {table} AS SELECT * FROM {name}")
+    connection.unregister(name)
+
+
+def _literal(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+def execute(connection: duckdb.DuckDBPyConnection, sql: str) -> duckdb.DuckDBPyConnection:
+    """Run ``sql`` (one or more statements; the last one's result is left to fetch) without letting it change files.
+
+    QueryError carries DuckDB's message and, where one is known, what to try.
+    """
+    try:
+        statements = connection.extract_statements(sql)
+        for statement in statements:
+            kind = statement.type.name.upper()
+            if kind in _CHANGES_FILES:
+                raise QueryError(f"{kind} is not allowed: queries only read; use --format and --output to keep a result")
+        if not statements:
+            raise QueryError("the query is empty")
+        for statement in statements:
+            connection.execute(statement)
+    except duckdb.Error as error:
+        raise QueryError(_explain(error)) from error
+    return connection
+
+
+def _explain(error: duckdb.Error) -> str:
+    text = str(error).strip()
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return f"{text.splitlines()[0]}\nThe query does not fit into memory: filter by step, for example WHERE step BETWEEN 0 AND 9."
+    if isinstance(error, duckdb.IOException | duckdb.InvalidInputException) and ".parquet" in text:
+        return f"{text.splitlines()[0]}\nMove that file out of the run's folder to use the rest; its rows are then missing."
+    return text
+
+
+def _register_functions(connection: duckdb.DuckDBPyConnection) -> None:
+    connection.create_function("routing_rows", _routing_rows, ["BLOB", "INTEGER", "INTEGER"], "USMALLINT[][]", type="arrow")  # type: ignore[arg-type]
+    connection.create_function(
+        "routing_overlap", _routing_overlap,
+        ["BLOB", "BLOB", "INTEGER", "INTEGER", "INTEGER", "INTEGER", "INTEGER"], "UTINYINT[]", type="arrow",  # type: ignore[arg-type]
+    )
+
+
+def decode_experts(blob: bytes | memoryview, num_experts: int) -> np.ndarray[Any, np.dtype[np.unsignedinteger[Any]]]:
+    """Expert ids of a ``routing.experts`` value, flat, as uint8 or little-endian uint16."""
+    return np.frombuffer(blob, np.uint8 if schema.expert_bytes(num_experts) == 1 else np.dtype("<u2"))
+
+
+def _routing_rows(experts: pa.Array, top_k: pa.Array, num_experts: pa.Array) -> pa.Array:
+    """DuckDB function: one list of ``top_k`` ids for each token and layer."""
+    inner: list[np.ndarray[Any, Any]] = []
+    inner_lengths: list[np.ndarray[Any, Any]] = []
+    outer = np.zeros(len(experts) + 1, np.int32)
+    for row, (blob, k, n) in enumerate(zip(experts, top_k.to_pylist(), num_experts.to_pylist(), strict=True)):
+        cells = 0
+        if blob.is_valid and k and n:
+            ids = decode_experts(blob.as_buffer(), n)
+            cells = len(ids) // k
+            inner.append(ids[: cells * k].astype(np.uint16))
+            inner_lengths.append(np.full(cells, k, np.int32))
+        outer[row + 1] = outer[row] + cells
+    offsets = np.zeros(outer[-1] + 1, np.int32)
+    if inner_lengths:
+        np.cumsum(np.concatenate(inner_lengths), out=offsets[1:])
+    flat = pa.array(np.concatenate(inner) if inner else np.zeros(0, np.uint16))
+    return pa.ListArray.from_arrays(pa.array(outer), pa.ListArray.from_arrays(pa.array(offsets), flat))
+
+
+def _routing_overlap(
+    experts_a: pa.Array, experts_b: pa.Array, first_a: pa.Array, first_b: pa.Array, layers: pa.Array, top_k: pa.Array, num_experts: pa.Array
+) -> pa.Array:
+    """DuckDB function: for each token and layer that both sides cover, how many experts both chose."""
+    found = []
+    columns = [column.to_pylist() for column in (first_a, first_b, layers, top_k, num_experts)]
+    for a, b, start_a, start_b, depth, k, n in zip(experts_a, experts_b, *columns, strict=True):
+        ids_a = decode_experts(a.as_buffer(), n).reshape(-1, depth, k)
+        ids_b = decode_experts(b.as_buffer(), n).reshape(-1, depth, k)
+        start = max(start_a, start_b)
+        stop = min(start_a + len(ids_a), start_b + len(ids_b))
+        found.append(overlap(ids_a[start - start_a : max(start, stop) - start_a], ids_b[start - start_b : max(start, stop) - start_b]).reshape(-1))
+    lengths = np.array([len(part) for part in found], np.int32)
+    offsets = np.zeros(len(found) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(found) if found else np.zeros(0, np.uint8)))
+
+
+def overlap(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Size of the intersection of two sets of expert ids along the last axis (ids within a set are distinct)."""
+    common = np.zeros(a.shape[:-1], np.uint8)
+    for slot in range(a.shape[-1]):
+        common += (a[..., slot : slot + 1] == b).any(-1)
+    return common

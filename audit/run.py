@@ -1,0 +1,167 @@
+"""Reading a run: which files it has, its rows as Arrow, and a DuckDB connection with the views."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from rlaudit import schema
+from rlaudit.arrow import arrow_schema
+from rlaudit.errors import DamagedRun, RunNotFound
+from rlaudit.manifest import FILE_NAME, Manifest
+from rlaudit.segments import Segment, convert_spool, parse_segment
+from rlaudit.spool import TornSpool
+from rlaudit.storage import LocalStorage, RemoteStorage, storage_for
+
+if TYPE_CHECKING:
+    import duckdb
+
+Steps = tuple[int, int]
+"""An inclusive range of steps."""
+
+
+class Run:
+    """A captured run, opened for reading. Nothing in its folder is changed.
+
+    Rows that capture has not turned into segments yet (a run that is still going, or whose launcher was killed)
+    are read from the spool through a temporary copy that lives as long as this object.
+    """
+
+    def __init__(self, storage: LocalStorage | RemoteStorage, manifest: Manifest) -> None:
+        self._storage = storage
+        self.manifest = manifest
+        self.path = storage.location
+        self.foreign: list[str] = []
+        """Files in the tables' folders that are no segments; they are left alone."""
+        self.torn: list[str] = []
+        """Spools of which nothing could be read."""
+        self._temporary: str | None = None
+        self._segments = self._find_segments()
+
+    @classmethod
+    def open(cls, path: str | Path) -> Run:
+        """Open the run at ``path``, a local folder or a URL that fsspec knows.
+
+        RunNotFound where there is none, UnknownFormat for another format version, DamagedRun for an unreadable manifest.
+        """
+        storage = storage_for(path)
+        try:
+            text = storage.read_text(FILE_NAME)
+        except FileNotFoundError:
+            raise RunNotFound(f"{path} holds no run: it has no {FILE_NAME}") from None
+        except PermissionError:
+            raise RunNotFound(f"{path} can't be read: permission denied on {FILE_NAME}; captures are private to the user who made them") from None
+        return cls(storage, Manifest.from_json(text, f"{storage.location}/{FILE_NAME}"))
+
+    def __del__(self) -> None:
+        if self._temporary is not None:
+            shutil.rmtree(self._temporary, ignore_errors=True)
+
+    @property
+    def id(self) -> str:
+        """The run's identifier."""
+        return self.manifest.run_id
+
+    def _find_segments(self) -> dict[str, list[Segment]]:
+        # Spools are listed before segments: one that is converted in between is then seen as segments and skipped below.
+        spools = [Path(p) for p in self._storage.files("spool")] if isinstance(self._storage, LocalStorage) else []
+        found: dict[str, list[Segment]] = {table.name: [] for table in schema.TABLES}
+        for table, segments in found.items():
+            for path in self._storage.files(table):
+                segment = parse_segment(table, path)
+                if segment is None:
+                    self.foreign.append(path)
+                else:
+                    segments.append(segment)
+        self._add_spools(found, spools)
+        return found
+
+    def _add_spools(self, found: dict[str, list[Segment]], spools: Iterable[Path]) -> None:
+        done = {(s.table, s.process, s.number) for segments in found.values() for s in segments}
+        for spool in spools:
+            if self._temporary is None:
+                self._temporary = tempfile.mkdtemp(prefix="rlaudit-")
+            try:
+                conversion = convert_spool(spool, Path(self._temporary))
+            except FileNotFoundError:
+                continue
+            except TornSpool as error:
+                self.torn.append(str(error))
+                continue
+            for segment in conversion.segments:
+                if (segment.table, segment.process, segment.number) not in done:
+                    found[segment.table].append(segment)
+
+    def segments(self, table: str, steps: Steps | None = None) -> list[Segment]:
+        """The segments of ``table`` that may hold rows of ``steps`` (inclusive; None: all), by first step."""
+        hits = [s for s in self._segments[table] if steps is None or s.first_step is None or s.last_step is None or (s.first_step <= steps[1] and s.last_step >= steps[0])]
+        return sorted(hits, key=lambda s: (s.first_step if s.first_step is not None else -1, s.process, s.number))
+
+    def bytes(self, table: str) -> int:
+        """Bytes on disk of a table's segments."""
+        return sum(self._storage.size(s.path) if s.path.startswith(self.path) or "://" in s.path else Path(s.path).stat().st_size for s in self._segments[table])
+
+    def read(self, table: str, columns: Sequence[str] | None = None, steps: Steps | None = None, filters: pc.Expression | None = None) -> pa.Table:
+        """Rows of ``table`` as Arrow in the schema's types (columns in the given order; None: all).
+
+        ``steps``: inclusive range. ``filters``: a pyarrow expression. DamagedRun names a segment that can't be read.
+        """
+        target = arrow_schema(table)
+        names = list(columns) if columns is not None else target.names
+        if steps is not None:
+            within = (pc.field("step") >= steps[0]) & (pc.field("step") <= steps[1])
+            filters = within if filters is None else filters & within
+        wanted = pa.schema([target.field(name) for name in names])
+        parts = [self._read_segment(segment, names, filters) for segment in self.segments(table, steps)]
+        return pa.concat_tables([part.cast(wanted) for part in parts]) if parts else wanted.empty_table()
+
+    def _read_segment(self, segment: Segment, columns: list[str], filters: pc.Expression | None) -> pa.Table:
+        try:
+            return pq.read_table(self._storage.open(segment.path), columns=columns, filters=filters, partitioning=None)
+        except (OSError, pa.ArrowException) as error:
+            raise DamagedRun(self._damage(segment.path, error)) from error
+
+    @staticmethod
+    def _damage(path: str, error: Exception) -> str:
+        first = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return f"segment {path} can't be read ({first}); move it out of the run's folder to use the rest, its rows are then missing"
+
+    def check_segments(self) -> None:
+        """Open every segment's footer; DamagedRun names the first that is unreadable or no segment of its table."""
+        for table, segments in self._segments.items():
+            for segment in segments:
+                try:
+                    names = pq.read_schema(self._storage.open(segment.path)).names
+                except (OSError, pa.ArrowException) as error:
+                    raise DamagedRun(self._damage(segment.path, error)) from error
+                missing = set(arrow_schema(table).names) - set(names)
+                if missing:
+                    raise DamagedRun(f"{segment.path} is no segment of table {table}: it lacks {', '.join(sorted(missing))}; move it out of the run's folder")
+
+    def steps(self) -> list[int]:
+        """The training steps for which there are sequences, in order."""
+        column = self.read("sequences", ["step"])["step"]
+        return sorted(value for value in pc.unique(column).to_pylist() if value is not None)
+
+    def prepare(self, connection: duckdb.DuckDBPyConnection) -> None:
+        """Let ``connection`` read this run's files (an object store has to be registered with DuckDB)."""
+        if isinstance(self._storage, RemoteStorage) and not connection.filesystem_is_registered(self._storage.protocol):
+            connection.register_filesystem(self._storage.filesystem)
+
+    def connect(self) -> duckdb.DuckDBPyConnection:
+        """A DuckDB connection with one view a table and the views of ``rlaudit.sql``. See ``rlaudit.query``."""
+        from rlaudit.query import connect  # noqa: PLC0415  (duckdb is a quarter of a second that readers of Arrow need not pay)
+
+        return connect(self)
+
+
+def open_runs(paths: Mapping[str, str | Path]) -> dict[str, Run]:
+    """Open several runs under names."""
+    return {name: Run.open(path) for name, path in paths.items()}
