@@ -1,0 +1,205 @@
+"""The parts of a report as tables of text, the same for terminal and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from rlaudit.analyzers.results import FrameworkCheck, LayerRouting, Report, StepMetrics, StepRouting
+from rlaudit.report import columns
+from rlaudit.report.steps import shorten
+from rlaudit.report.text import MISSING, number, of_total, percent, times
+
+PER_STEP_DIGITS = 2
+"""Significant digits where many numbers stand side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """A table of text.
+
+    right: which columns align right. notes: sentences below it. optional: the columns that may be left out on a
+    narrow page, least important first (indices into headings). Headings may have several lines.
+    """
+
+    title: str
+    headings: tuple[str, ...]
+    right: tuple[bool, ...]
+    rows: tuple[tuple[str, ...], ...]
+    notes: tuple[str, ...] = ()
+    optional: tuple[int, ...] = ()
+
+    def fit(self, width: int, gap: int) -> tuple[Grid, list[str]]:
+        """The grid without the optional columns that ``width`` characters have no room for, and their headings."""
+        kept = list(range(len(self.headings)))
+        dropped: list[int] = []
+        for index in self.optional:
+            if sum(self._width(i) + gap for i in kept) - gap <= width:
+                break
+            kept.remove(index)
+            dropped.append(index)
+        narrow = replace(
+            self,
+            headings=tuple(self.headings[i] for i in kept),
+            right=tuple(self.right[i] for i in kept),
+            rows=tuple(tuple(row[i] for i in kept) for row in self.rows),
+            optional=(),
+        )
+        return narrow, [self.headings[i] for i in sorted(dropped)]
+
+    def lines(self, gap: int) -> tuple[list[str], list[str]]:
+        """Heading lines and row lines, columns ``gap`` spaces apart, without trailing blanks."""
+        widths = [self._width(index) for index in range(len(self.headings))]
+        split = [heading.split("\n") for heading in self.headings]
+        height = max(len(parts) for parts in split)
+        tops = [tuple(parts[i] if i < len(parts) else "" for parts in split) for i in range(height)]
+        return [self._line(row, widths, gap) for row in tops], [self._line(row, widths, gap) for row in self.rows]
+
+    def _line(self, cells: Sequence[str], widths: Sequence[int], gap: int) -> str:
+        padded = (cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(cells, widths, self.right, strict=True))
+        return (" " * gap).join(padded).rstrip()
+
+    def _width(self, index: int) -> int:
+        heading = max(len(line) for line in self.headings[index].split("\n"))
+        return max([heading, *(len(row[index]) for row in self.rows)])
+
+
+def coverage(report: Report) -> list[tuple[str, str]]:
+    """What could be joined, both ways, in words."""
+    counts = report.coverage
+    pairs = [
+        ("trainer rows", of_total(counts.joined, counts.joined + counts.without_rollout, "joined to a rollout")),
+        ("rollouts", of_total(counts.joined, counts.joined + counts.without_trainer, "joined to a trainer row")),
+        ("tokens", of_total(counts.compared_tokens, counts.sampled_tokens, "sampled tokens compared")),
+        ("in all", f"{counts.tokens:,} response tokens of {counts.sequences:,} sequences in {counts.steps:,} steps"),
+    ]
+    if counts.routed_sequences:
+        pairs.append(("routing", of_total(counts.routing_joined, counts.routed_sequences, "routed sequences joined")))
+    if counts.not_consumed:
+        pairs.append(("not consumed", f"{counts.not_consumed:,} rollouts that no trainer forward used (evaluation, filtered)"))
+    if counts.dropped_rows:
+        pairs.append(("dropped", f"{counts.dropped_rows:,} rows that capture could not keep up with; what they held is missing above"))
+    return pairs
+
+
+def grids(report: Report) -> list[Grid]:
+    """The tables that have rows, in printing order."""
+    found = (overall(report), by_step(report), routing_by_layer(report), routing_by_step(report), framework_checks(report))
+    return [grid for grid in found if grid is not None]
+
+
+def overall(report: Report) -> Grid | None:
+    """Every metric over all compared tokens, beside the noise floor, as a multiple of it, and under frameworks' names."""
+    if not report.overall:
+        return None
+    definitions = columns.titles(report.definitions)
+    floor = report.noise_floor
+    rows = []
+    for name, value in report.overall.items():
+        definition = definitions.get(name)
+        unit = definition.unit if definition else None
+        title = (definition.title if definition else name) + (f" ({unit})" if unit and unit not in ("share", "fraction") else "")
+        aliases = ", ".join(f"{who}: {alias}" for who, alias in definition.aliases.items()) if definition else ""
+        below = floor.values.get(name) if floor else None
+        ratio = columns.floor_ratio(name, value, below)
+        beside = (number(below, unit), times(ratio) if ratio is not None else MISSING) if floor else ()
+        rows.append((title, number(value, unit), *beside, aliases))
+    headings: tuple[str, ...] = ("metric", "all steps", *(("noise floor", "times floor") if floor else ()), "called by frameworks")
+    notes = []
+    if floor:
+        notes.append(f"Noise floor: {floor.how}, {floor.tokens:,} tokens. Times floor: distance from agreement, in floors.")
+    else:
+        notes.append("No noise floor: the run holds no second evaluation of the same tokens at the same weights.")
+    last = len(headings) - 1
+    right = tuple(0 < index < last for index in range(len(headings)))
+    return Grid("Agreement of rollout and trainer", headings, right, tuple(rows), tuple(notes), (last,))
+
+
+def by_step(report: Report) -> Grid | None:
+    """The most telling metrics of every step, or of the first, last and worst ones."""
+    if not report.by_step:
+        return None
+    chosen = shorten(report.by_step, lambda step: step.values.get(columns.WORST_STEP), "steps", columns.WORST_STEP_IN_WORDS)
+    shown = columns.occurring(report.by_step)
+    units = {name: definition.unit for name, definition in columns.titles(report.definitions).items()}
+    lags = {step.lag for step in report.by_step}
+    notes = [chosen.note] if chosen.note else []
+    if len(lags) == 1:
+        notes.append(_one_lag(lags.pop()))
+    with_lag = len({step.lag for step in report.by_step}) > 1
+
+    def cells(step: StepMetrics) -> tuple[str, ...]:
+        lag = (number(step.lag),) if with_lag else ()
+        values = (number(step.values.get(c.name), units.get(c.name), digits=PER_STEP_DIGITS, aligned=True) for c in shown)
+        return (str(step.step), *lag, number(step.tokens), *values)
+
+    headings = ("step", *(("lag",) if with_lag else ()), "tokens", *(column.heading for column in shown))
+    keep = len(headings) - len(shown) + 1
+    optional = tuple(range(len(headings) - 1, keep - 1, -1))
+    rows = with_gaps([cells(report.by_step[i]) for i in chosen.positions], chosen.positions)
+    return Grid("By training step", headings, (True,) * len(headings), rows, tuple(notes), optional)
+
+
+def _one_lag(lag: int | None) -> str:
+    if lag is None:
+        return "Lag is unknown: the policy versions of rollout and trainer could not be mapped to optimizer steps."
+    return f"Lag {lag} in every step ({'same weights on both sides' if lag == 0 else 'optimizer steps between rollout and trainer'})."
+
+
+def routing_by_layer(report: Report) -> Grid | None:
+    """Routing disagreement of every layer, or of the first, last and worst ones."""
+    if not report.routing_by_layer:
+        return None
+    layers = report.routing_by_layer
+    chosen = shorten(layers, lambda layer: layer.disagreement, "layers", "disagreement")
+
+    def cells(layer: LayerRouting) -> tuple[str, ...]:
+        return (str(layer.layer), number(layer.tokens), percent(layer.disagreement, aligned=True), percent(layer.overlap, aligned=True))
+
+    headings = ("layer", "tokens", "tokens with\nanother set", "experts\nshared")
+    rows = with_gaps([cells(layers[i]) for i in chosen.positions], chosen.positions)
+    return Grid("Routed experts by layer", headings, (True,) * 4, rows, (chosen.note,) if chosen.note else ())
+
+
+def routing_by_step(report: Report) -> Grid | None:
+    """Routing disagreement of every step, or of the first, last and worst ones."""
+    if not report.routing_by_step:
+        return None
+    steps = report.routing_by_step
+    chosen = shorten(steps, lambda step: step.disagreement, "steps", "disagreement")
+
+    def cells(step: StepRouting) -> tuple[str, ...]:
+        return (str(step.step), number(step.tokens), percent(step.disagreement, aligned=True), percent(step.any_layer, aligned=True))
+
+    headings = ("step", "tokens", "(token, layer) pairs\nwith another set", "tokens with another\nset in any layer")
+    rows = with_gaps([cells(steps[i]) for i in chosen.positions], chosen.positions)
+    return Grid("Routed experts by training step", headings, (True,) * 4, rows, (chosen.note,) if chosen.note else ())
+
+
+def framework_checks(report: Report) -> Grid | None:
+    """One row for each number that a framework logged: in how many steps it equals ours, and a step where it doesn't."""
+    if not report.framework_checks:
+        return None
+    groups: dict[tuple[str, str], list[FrameworkCheck]] = {}
+    for check in report.framework_checks:
+        groups.setdefault((check.framework, check.name), []).append(check)
+    rows = [_checks_row(framework, name, checks) for (framework, name), checks in groups.items()]
+    headings = ("logged number", "equal", "differs", "not\ncompared", "first difference")
+    return Grid("Numbers that the framework logged, against ours (in steps)", headings, (False, True, True, True, False), tuple(rows))
+
+
+def _checks_row(framework: str, name: str, checks: Sequence[FrameworkCheck]) -> tuple[str, ...]:
+    count: Callable[[bool | None], int] = lambda state: sum(check.agrees is state for check in checks)  # noqa: E731
+    odd = next((check for check in checks if check.agrees is False), None)
+    first = f"step {odd.step}: {number(odd.logged, digits=5)}, ours {number(odd.ours, digits=5)}" if odd else MISSING
+    return (f"{framework}: {name}", number(count(True)), number(count(False)), number(count(None)), first)
+
+
+def with_gaps(rows: Sequence[tuple[str, ...]], positions: Sequence[int]) -> tuple[tuple[str, ...], ...]:
+    """``rows`` with a row of dots wherever ``positions`` skip some."""
+    result: list[tuple[str, ...]] = []
+    for index, row in enumerate(rows):
+        if index and positions[index] != positions[index - 1] + 1:
+            result.append(("…",) * len(row))
+        result.append(row)
+    return tuple(result)
