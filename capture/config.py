@@ -1,0 +1,47 @@
+"""What a captured process is told: the options of ``rlaudit capture``, carried in one environment variable.
+
+Standard library only and cheap: every Python process below the command reads it.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+
+VARIABLE = "RLAUDIT_CAPTURE"
+"""Holds the configuration as JSON; its presence is what switches the bootstrap on."""
+DISABLE_VARIABLE = "RLAUDIT_DISABLE"
+"""Set to 1: no rlaudit code runs in the processes below."""
+
+
+class CaptureConfig(NamedTuple):
+    """Settings of the recorder in every captured process.
+
+    run: absolute path of the run's folder. tables: names of the tables to record. sample, routing_sample: shares of
+    prompts whose rows, and whose routing, are kept. max_bytes: bound of the run on disk, None for none.
+    token_key: hexadecimal key under ``--tokens hashed``, None for plain ids. queue_bytes: bound of what waits for the writer.
+    lossless: wait where the queue is full instead of dropping. routing_weights: record gate weights too.
+    """
+
+    run: str
+    run_id: str
+    tables: tuple[str, ...]
+    attempt: int = 0
+    sample: float = 1.0
+    routing_sample: float = 1.0
+    max_bytes: int | None = None
+    token_key: str | None = None
+    queue_bytes: int = 1 << 30
+    lossless: bool = False
+    routing_weights: bool = False
+
+    def to_variable(self) -> str:
+        """The environment variable's value."""
+        return json.dumps(self._asdict(), separators=(",", ":"))
+
+    @classmethod
+    def from_variable(cls, text: str) -> CaptureConfig:
+        """Read the variable's value; ValueError or TypeError where it is none."""
+        data = json.loads(text)
+        data["tables"] = tuple(data["tables"])
+        return cls(**data)

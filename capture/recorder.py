@@ -1,0 +1,309 @@
+"""The recorder of one process: a bounded queue, and a thread that writes what is in it to the spool.
+
+The training thread only copies and enqueues. Where the queue is full, whole batches are dropped and
+counted, or, under ``--lossless``, the training thread waits. Nothing here raises into the training loop, and nothing
+depends on the interpreter ending well: what the writer has taken from the queue is in the file.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import sys
+import threading
+import time
+from collections import OrderedDict, deque
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from rlaudit import schema
+from rlaudit.capture.config import CaptureConfig
+from rlaudit.capture.hooks import HookLog
+from rlaudit.capture.process import process_facts
+from rlaudit.capture.sampling import TokenHasher, prompt_fraction
+from rlaudit.capture.snapshot import Pending, Ragged
+from rlaudit.spool import Constant, Field, Lists, Scalars, SpoolFile, encode_frame
+
+FRAME_BYTES = 32 << 20
+"""A batch is written in frames of about this size, so that laying it out needs bounded memory."""
+ROTATE_BYTES = 64 << 20
+"""A spool of this size is sealed, and the launcher turns it into Parquet while training goes on."""
+HEARTBEAT_SECONDS = 10.0
+_REMEMBERED_PROMPTS = 200_000
+_EXIT_SECONDS = 60.0
+
+
+class Batch(NamedTuple):
+    """Rows of one table on their way to the writer. ``sequence_ids`` and ``prompts`` serve sampling."""
+
+    table: str
+    rows: int
+    columns: Sequence[Pending]
+    nbytes: int
+    sequence_ids: Sequence[str] | None = None
+    prompts: Ragged | None = None
+
+
+class Recorder:
+    """Records rows of the run's tables from this process. Thread-safe; survives fork with a spool of its own."""
+
+    def __init__(self, config: CaptureConfig, log: HookLog, facts: Mapping[str, Any] | None = None, first_spool: int = 0) -> None:
+        """facts: this process's ``process_facts`` where it has written under them already, up to spool ``first_spool``."""
+        self.config = config
+        self.log = log
+        self._hasher = TokenHasher(bytes.fromhex(config.token_key)) if config.token_key else None
+        self._reset()
+        if facts is not None:
+            self._facts, self._number = dict(facts), first_spool
+        os.register_at_fork(after_in_child=self._reset)
+        atexit.register(self.close)
+
+    def _reset(self) -> None:
+        """Fresh state, at the start and in a forked child (which must not write into its parent's spool)."""
+        self._changed = threading.Condition(threading.Lock())  # guards the queue
+        self._spool_lock = threading.Lock()  # guards the spool; never taken while a caller of submit waits for the queue
+        self._queue: deque[Batch] = deque()
+        self._queued_bytes = 0
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._spool: SpoolFile | None = None
+        self._number = 0
+        self._facts = process_facts(self.config.attempt)
+        self._kept: OrderedDict[str, float] = OrderedDict()
+        self._usage_checked = 0.0
+        self._run_bytes = 0
+        self._last_heartbeat = time.monotonic()
+        self.stopped: str | None = None
+        self.rows: dict[str, int] = {}
+        self.dropped: dict[str, dict[str, int]] = {}
+        self.written_bytes = 0
+        self.writer_seconds = 0.0
+
+    # --- the training thread's side ---
+
+    def wants(self, table: str) -> bool:
+        """True where rows of ``table`` are recorded: lets callers skip copying what would be thrown away."""
+        return table in self.config.tables and self.stopped is None
+
+    def submit(self, table: str, rows: int, columns: Sequence[Pending], sequence_ids: Sequence[str] | None = None, prompts: Ragged | None = None) -> None:
+        """Enqueue copied rows. Drops and counts them where the queue is full (waits under ``--lossless``)."""
+        if rows == 0 or table not in self.config.tables:
+            return
+        if self.stopped is not None or self._closing:
+            self._count_dropped(table, rows, self.stopped or "closed")
+            return
+        batch = Batch(table, rows, columns, sum(c.nbytes for c in columns) + (prompts.nbytes if prompts else 0), sequence_ids, prompts)
+        with self._changed:
+            while self._queued_bytes and self._queued_bytes + batch.nbytes > self.config.queue_bytes:
+                if not self.config.lossless or self._closing or self.stopped is not None:
+                    self._count_dropped(table, rows, "queue full")
+                    return
+                self._changed.wait(1.0)
+            if batch.nbytes > self.config.queue_bytes and not self.config.lossless:
+                self._count_dropped(table, rows, "larger than the queue")
+                return
+            self._queue.append(batch)
+            self._queued_bytes += batch.nbytes
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._write_forever, name="rlaudit-writer", daemon=True)
+                self._thread.start()
+            self._changed.notify_all()
+
+    def flush(self, timeout: float = 60.0) -> bool:
+        """Wait until everything enqueued so far is in the spool; False where that took longer than ``timeout`` seconds."""
+        deadline = time.monotonic() + timeout
+        with self._changed:
+            while self._queued_bytes or self._queue:
+                left = deadline - time.monotonic()
+                if left <= 0 or self._thread is None or not self._thread.is_alive():
+                    return not (self._queued_bytes or self._queue)
+                self._changed.wait(left)
+        return True
+
+    def event(self, kind: str, name: str, message: str | None = None, count: int | None = None, detail: Mapping[str, Any] | None = None) -> None:
+        """Write an event at once, on the calling thread (rare: attaching, stopping, heartbeats)."""
+        columns: dict[str, Field] = {
+            "time": Constant(time.time()), "kind": Constant(kind), "name": Constant(name), "message": Constant(message),
+            "count": Constant(count), "detail": Constant(json.dumps(detail, default=str) if detail is not None else None),
+        }
+        with self._spool_lock:
+            self._append(encode_frame("events", 1, columns))
+
+    def close(self) -> None:
+        """Write what is queued, a last heartbeat, and seal the spool. Called at exit; later submissions are dropped."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        thread = self._thread
+        if thread is not None and thread.is_alive() and thread is not threading.current_thread():
+            thread.join(_EXIT_SECONDS)
+        if self._queue:
+            self._stop(f"the queue could not be written within {_EXIT_SECONDS:.0f} s of the interpreter's exit")
+        if self.stopped is None:
+            self._heartbeat()
+            self.stopped = "closed"
+        if self._spool is not None:
+            spool, self._spool = self._spool, None
+            try:
+                spool.seal()
+            except OSError as error:
+                self.log.failed("spool", error)
+
+    # --- the writer's side ---
+
+    def _write_forever(self) -> None:
+        while True:
+            batch = self._next_batch()
+            if batch is None:
+                if self._closing:
+                    return
+                self._beat_if_due()
+                continue
+            start = time.thread_time()
+            try:
+                if self.stopped is None:
+                    self._write(batch)
+                else:
+                    self._count_dropped(batch.table, batch.rows, self.stopped)
+            except Exception as error:  # one batch is lost and counted; the next may be fine
+                self._count_dropped(batch.table, batch.rows, f"{type(error).__name__}: {error}")
+                self.log.failed(f"writer: {batch.table}", error)
+            self.writer_seconds += time.thread_time() - start
+            size = batch.nbytes
+            del batch  # its memory is free before the queue says so
+            with self._changed:
+                self._queued_bytes -= size
+                self._changed.notify_all()
+            self._beat_if_due()
+
+    def _next_batch(self) -> Batch | None:
+        """The oldest batch; None where none came within the heartbeat's interval or the recorder closes."""
+        with self._changed:
+            if not self._queue and not self._closing:
+                self._changed.wait(HEARTBEAT_SECONDS)
+            return self._queue.popleft() if self._queue else None
+
+    def _write(self, batch: Batch) -> None:
+        if batch.table in ("sequences", "scores", "routing") and (self.config.sample < 1.0 or self.config.routing_sample < 1.0):
+            kept = self._sampled(batch)
+            if len(kept) < batch.rows:
+                self._count_dropped(batch.table, batch.rows - len(kept), "not in the sample")
+            for row in kept:
+                self._write_rows(batch, row, row + 1)
+            return
+        step = max(1, FRAME_BYTES * batch.rows // max(1, batch.nbytes))
+        for low in range(0, batch.rows, step):
+            self._write_rows(batch, low, min(batch.rows, low + step))
+
+    def _sampled(self, batch: Batch) -> list[int]:
+        bound = self.config.sample if batch.table != "routing" else min(self.config.sample, self.config.routing_sample)
+        ids = batch.sequence_ids or [""] * batch.rows
+        if batch.prompts is not None:
+            for row, piece in enumerate(batch.prompts.pieces(0, batch.rows)):
+                prompt = piece[0] if piece is not None else np.zeros(0, np.int32)
+                self._kept[ids[row]] = prompt_fraction(self.config.run_id, prompt)
+                if len(self._kept) > _REMEMBERED_PROMPTS:
+                    self._kept.popitem(last=False)
+        # A sequence whose prompt this process never saw is kept: too much is better than rows that can't be joined.
+        return [row for row in range(batch.rows) if self._kept.get(ids[row], 0.0) < bound]
+
+    def _write_rows(self, batch: Batch, low: int, high: int) -> None:
+        columns: dict[str, Field] = {}
+        for pending in batch.columns:
+            columns.update(pending.fields(low, high))
+        if self._hasher is not None:
+            for name in schema.TOKEN_COLUMNS.get(batch.table, ()):
+                field = columns.get(name)
+                if isinstance(field, Lists):
+                    hashed = self._hasher(np.frombuffer(field.values, np.int32))
+                    columns[name] = field._replace(values=memoryview(hashed).cast("B") if hashed.size else memoryview(b""))
+        frame = encode_frame(batch.table, high - low, columns)
+        with self._spool_lock:
+            if self._over_budget():
+                self._stop_locked(f"--max-bytes {self.config.max_bytes} reached")
+            if self.stopped is None and self._append(frame):
+                self.rows[batch.table] = self.rows.get(batch.table, 0) + high - low
+                return
+        self._count_dropped(batch.table, high - low, self.stopped or "not written")
+
+    def _append(self, frame: Sequence[bytes | memoryview]) -> bool:
+        """Append a frame (the spool's lock is held); False, after saying so once, where the disk refuses."""
+        if self.stopped is not None:
+            return False
+        try:
+            if self._spool is None:
+                self._spool = SpoolFile(Path(self.config.run, "spool"), self._facts["process"], self._number, self._facts)
+                self._number += 1
+            before = self._spool.size
+            self._spool.append(frame)
+            self.written_bytes += self._spool.size - before
+            if self._spool.size >= ROTATE_BYTES:
+                self._spool.seal()
+                self._spool = None
+        except OSError as error:
+            self._stop_locked(f"the run's folder can't be written: {error.strerror or error}")
+            return False
+        return True
+
+    def _over_budget(self) -> bool:
+        if self.config.max_bytes is None:
+            return False
+        now = time.monotonic()
+        if now - self._usage_checked >= 1.0:
+            # The launcher notes what the run takes on disk without the open spools; several processes share the bound.
+            self._usage_checked = now
+            try:
+                self._run_bytes = int(Path(self.config.run, "spool", ".usage").read_text(encoding="ascii"))
+            except (OSError, ValueError):
+                self._run_bytes = 0
+        return self._run_bytes + (self._spool.size if self._spool else 0) >= self.config.max_bytes
+
+    def _stop(self, reason: str) -> None:
+        with self._spool_lock:
+            self._stop_locked(reason)
+
+    def _stop_locked(self, reason: str) -> None:
+        if self.stopped is not None:
+            return
+        columns: dict[str, Field] = {"time": Constant(time.time()), "kind": Constant("capture_stopped"), "name": Constant(reason), "message": Scalars([reason])}
+        try:
+            if self._spool is not None:
+                self._spool.append(encode_frame("events", 1, columns))
+        except OSError:
+            pass  # the reason for stopping may be this very disk; the line below still tells the user
+        self.stopped = reason
+        sys.stderr.write(f"rlaudit: capture stopped in process {os.getpid()}: {reason}. Training goes on; what was captured is kept.\n")
+
+    def _count_dropped(self, table: str, rows: int, reason: str) -> None:
+        reasons = self.dropped.setdefault(table, {})
+        reasons[reason] = reasons.get(reason, 0) + rows
+
+    def _beat_if_due(self) -> None:
+        if time.monotonic() - self._last_heartbeat >= HEARTBEAT_SECONDS and self.stopped is None:
+            self._heartbeat()
+
+    def _heartbeat(self) -> None:
+        with self._spool_lock:
+            self._heartbeat_locked()
+
+    def _heartbeat_locked(self) -> None:
+        """What this process has done so far; the last one a process wrote is its balance."""
+        self._last_heartbeat = time.monotonic()
+        detail = {
+            "rows": self.rows, "dropped": self.dropped, "bytes": self.written_bytes, "fired": self.log.fired, "failures": self.log.failures,
+            "hook_seconds": round(self.log.seconds, 6), "writer_seconds": round(self.writer_seconds, 6),
+            "process_seconds": round(time.process_time(), 6),
+        }
+        columns: dict[str, Field] = {
+            "time": Constant(time.time()), "kind": Constant("heartbeat"), "name": Constant("process"), "detail": Constant(json.dumps(detail)),
+        }
+        self._append(encode_frame("events", 1, columns))
+
+    def step_done(self, step: int) -> None:
+        """A training step ended: note it, at most once a second, in a heartbeat."""
+        if time.monotonic() - self._last_heartbeat >= 1.0:
+            self._heartbeat()
