@@ -1,0 +1,155 @@
+"""What the token pass reads at a time: the sequences and scores of a range of steps, and how their rows belong together.
+
+Memory is bounded by reading groups of whole steps whose files add up to about ``GROUP_BYTES`` on disk.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rlaudit.analyzers.lists import ListColumn, list_column, list_lengths
+from rlaudit.run import Run
+
+Array = Any
+Steps = tuple[int, int]
+
+GROUP_BYTES = 24 << 20
+UNKNOWN = np.iinfo(np.int64).min
+"""Stands for an unknown integer in numpy columns."""
+
+ROLLOUT, TRAINER, UPDATE, OTHER = 0, 1, 2, 3
+SOURCES = {"rollout": ROLLOUT, "trainer": TRAINER, "update": UPDATE}
+
+_SEQUENCES = ("attempt", "step", "sequence_id", "phase", "response_tokens", "prompt_tokens", "sampled_mask", "version_spans")
+_SCORES = ("attempt", "step", "sequence_id", "source", "update", "first_position", "logprobs", "policy_updates")
+
+
+def plan(run: Run) -> list[Steps]:
+    """Ranges of steps, in order, that cover the run and are each read at once.
+
+    Steps whose segments overlap (a late score lies in a later file than its rollout) are still read a group at a time: a
+    segment that spans several groups is read for each of them.
+    """
+    weights: dict[int, float] = {}
+    for table in ("sequences", "scores"):
+        segments = run.segments(table)
+        for segment in segments:
+            if segment.first_step is None or segment.last_step is None:
+                continue
+            steps = range(segment.first_step, segment.last_step + 1)
+            share = run.bytes(table) / len(segments) / len(steps)
+            for step in steps:
+                weights[step] = weights.get(step, 0.0) + share
+    groups: list[Steps] = []
+    first, held = None, 0.0
+    last = 0
+    for step in sorted(weights):
+        if first is not None and held + weights[step] > GROUP_BYTES:
+            groups.append((first, last))
+            first, held = None, 0.0
+        first = step if first is None else first
+        held += weights[step]
+        last = step
+    if first is not None:
+        groups.append((first, last))
+    return groups
+
+
+class Group(NamedTuple):
+    """The rows of a range of steps. Arrays of the first block have one entry a sequence, of the second one a scores row.
+
+    key: identifies (attempt, step, sequence_id) within the group; equal in both blocks. Unknown integers are ``UNKNOWN``.
+    response: length of the response in tokens (-1: null). row_key is -1 for a score whose sequence has no row.
+    """
+
+    attempt: Array
+    step: Array
+    ids: pa.Array
+    train: Array
+    response: Array
+    prompt: Array
+    sampled: ListColumn
+    spans: pa.Array | None
+
+    row_sequence: Array
+    source: Array
+    update: Array
+    first_position: Array
+    updates: Array
+    logprobs: ListColumn
+
+    duplicate_sequences: int
+    orphan_scores: int
+
+
+def load(run: Run, steps: Steps) -> Group:
+    """Read one group. A sequence that occurs twice keeps its first row."""
+    sequences = run.read("sequences", _SEQUENCES, steps=steps)
+    scores = run.read("scores", _SCORES, steps=steps)
+    keys, row_keys = _keys(sequences, scores)
+    _, kept = np.unique(keys, return_index=True)
+    duplicates = len(keys) - len(kept)
+    if duplicates:
+        kept = np.sort(kept)
+        sequences, keys = sequences.take(pa.array(kept)), keys[kept]
+    spans = sequences["version_spans"].combine_chunks() if sequences["version_spans"].null_count < sequences.num_rows else None
+    row_sequence = _lookup(keys, row_keys)
+    return Group(
+        attempt=integers(sequences["attempt"]), step=integers(sequences["step"]), ids=sequences["sequence_id"].combine_chunks(),
+        train=np.asarray(pc.fill_null(pc.equal(sequences["phase"], "train"), False)),
+        response=list_lengths(sequences["response_tokens"]), prompt=list_lengths(sequences["prompt_tokens"]),
+        sampled=list_column(_nulls_are_sampled(sequences["sampled_mask"])), spans=spans,
+        row_sequence=row_sequence, source=source_codes(scores["source"]), update=integers(scores["update"]),
+        first_position=integers(scores["first_position"]), updates=integers(scores["policy_updates"]), logprobs=list_column(scores["logprobs"]),
+        duplicate_sequences=duplicates, orphan_scores=int((row_sequence < 0).sum()),
+    )
+
+
+def integers(column: pa.ChunkedArray) -> Array:
+    """An integer column as int64, ``UNKNOWN`` where null."""
+    return np.asarray(pc.fill_null(column.cast(pa.int64()), int(UNKNOWN)))
+
+
+def source_codes(column: pa.ChunkedArray) -> Array:
+    """ROLLOUT, TRAINER, UPDATE or OTHER for each row."""
+    encoded = pc.index_in(column, pa.array(list(SOURCES)))
+    return np.asarray(pc.fill_null(encoded, OTHER))
+
+
+def _keys(*tables: pa.Table) -> list[Array]:
+    """One integer for each row of each table: equal where attempt, step and sequence_id are."""
+    joined = pa.concat_tables([table.select(["attempt", "step", "sequence_id"]) for table in tables])
+    codes = joined["sequence_id"].combine_chunks().dictionary_encode()
+    ids = np.asarray(pc.fill_null(codes.indices, -1)).astype(np.int64) + 1
+    key = ids
+    size = len(codes.dictionary) + 1
+    for name in ("step", "attempt"):
+        values, place = np.unique(integers(joined[name]), return_inverse=True)
+        key = key + place.reshape(-1).astype(np.int64) * size
+        size *= max(1, len(values))
+    return list(np.split(key, np.cumsum([table.num_rows for table in tables])[:-1]))
+
+
+def _lookup(keys: Array, wanted: Array) -> Array:
+    """For each of ``wanted`` its place in ``keys`` (which are distinct), -1 where it isn't there."""
+    if len(keys) == 0:
+        return np.full(len(wanted), -1, np.int64)
+    order = np.argsort(keys, kind="stable")
+    place = np.searchsorted(keys, wanted, sorter=order)
+    place = order[np.minimum(place, len(keys) - 1)]
+    return np.where(keys[place] == wanted, place, -1)
+
+
+def _nulls_are_sampled(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """Null elements of a mask become True, as in the ``tokens`` view."""
+    chunks = []
+    for chunk in column.chunks:
+        if chunk.values.null_count:
+            mask = ~np.asarray(chunk.is_valid())
+            chunk = pa.ListArray.from_arrays(pa.array(np.asarray(chunk.offsets)), pc.fill_null(chunk.values, True), mask=pa.array(mask))
+        chunks.append(chunk)
+    return pa.chunked_array(chunks, type=column.type)

@@ -1,0 +1,61 @@
+"""Arrow list columns as flat numpy arrays with starts and lengths, without copying values where Arrow allows it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+Array = Any
+
+NO_BITS = np.zeros(0, np.uint8)
+"""An absent validity bitmap: nothing is null."""
+
+
+class ListColumn(NamedTuple):
+    """A list column: row i is values[start[i]:][:length[i]].
+
+    values: the flat values (for booleans: the packed bitmap, whose element k is bit ``bit + k``). valid: validity bitmap of the
+    values (empty: no nulls), element k is bit ``valid_bit + k``. length is -1 where the row itself is null (start is then 0).
+    """
+
+    values: Array
+    bit: int
+    valid: Array
+    valid_bit: int
+    start: Array
+    length: Array
+
+
+def list_column(column: pa.ChunkedArray) -> ListColumn:
+    """Unpack a list column of fixed-width values (at most 2³¹ values). Values are float32, int32 or booleans (a bitmap)."""
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if isinstance(array, pa.ChunkedArray):  # several chunks that one array could not hold
+        raise ValueError("a list column of more than 2^31 values; read fewer steps at a time")
+    offsets = np.asarray(array.offsets)
+    start = offsets[:-1].astype(np.int64)
+    length = np.diff(offsets).astype(np.int64)
+    if array.null_count:
+        missing = ~np.asarray(array.is_valid())
+        start[missing], length[missing] = 0, -1
+    items = array.values
+    validity, data = items.buffers()[0], items.buffers()[1]
+    valid = np.frombuffer(validity, np.uint8) if items.null_count else NO_BITS
+    if pa.types.is_boolean(items.type):
+        values, shift = (np.frombuffer(data, np.uint8) if data is not None else NO_BITS), items.offset
+    else:
+        kind = items.type.to_pandas_dtype()
+        values = np.frombuffer(data, kind)[items.offset :] if data is not None else np.zeros(0, kind)
+        shift = 0
+    return ListColumn(values, shift, valid, items.offset, start, length)
+
+
+def list_lengths(column: pa.ChunkedArray) -> Array:
+    """Length of every row of a list column, -1 where the row is null."""
+    chunks = [np.zeros(0, np.int64)]
+    for chunk in column.chunks:
+        lengths = np.diff(np.asarray(chunk.offsets)).astype(np.int64)
+        lengths[~np.asarray(chunk.is_valid())] = -1
+        chunks.append(lengths)
+    return np.concatenate(chunks)
