@@ -130,3 +130,71 @@ class Report:
     withheld: tuple[str, ...] = ()
     rlaudit_version: str = ""
     schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedProcess:
+    """One process that capture saw.
+
+    hooks: adapters that attached. rows: rows written, by table. dropped: rows lost, by table and reason. Seconds of CPU:
+    in hooks (wall time on the hooked threads), in the writer thread, and of the whole process; None where it left no balance.
+    ended: it closed its recorder; False for one that was killed.
+    """
+
+    process: str
+    rank: int | None
+    program: str
+    executable: str
+    hooks: tuple[str, ...]
+    rows: dict[str, int]
+    dropped: dict[str, dict[str, int]]
+    fired: dict[str, int]
+    failures: dict[str, tuple[int, str]]
+    hook_seconds: float | None
+    writer_seconds: float | None
+    process_seconds: float | None
+
+    @property
+    def emitting(self) -> bool:
+        """It wrote rows."""
+        return any(self.rows.values())
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedHook:
+    """One adapter over all processes: attached or refused (then ``reason``), calls observed, failures inside our own code."""
+
+    adapter: str
+    distribution: str
+    version: str | None
+    state: str
+    processes: int
+    fired: int
+    failures: int
+    reason: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureSummary:
+    """What a capture came to: the coverage table that ``rlaudit capture`` ends with.
+
+    rows, bytes: by table. joined_trainer: (with a rollout, all) sequences that have a trainer or update score;
+    joined_rollout: (with a trainer or update score, all) training sequences that have a rollout score; not_consumed:
+    rollouts of other phases. stopped: reasons for which processes stopped capturing. likely_reason: why nothing was captured,
+    None where something was.
+    """
+
+    run: str
+    processes: tuple[CapturedProcess, ...]
+    unreached: tuple[str, ...]
+    hooks: tuple[CapturedHook, ...]
+    rows: dict[str, int]
+    bytes: dict[str, int]
+    steps: int
+    joined_trainer: tuple[int, int]
+    joined_rollout: tuple[int, int]
+    not_consumed: int
+    dropped: dict[str, dict[str, int]]
+    stopped: tuple[str, ...]
+    seconds: float | None
+    likely_reason: str | None

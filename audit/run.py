@@ -133,6 +133,12 @@ class Run:
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
         return f"segment {path} can't be read ({first}); move it out of the run's folder to use the rest, its rows are then missing"
 
+    def notes(self, folder: str) -> list[str]:
+        """Texts of the small files in a subfolder; empty where there is none (and on object stores, which hold no spools)."""
+        if not isinstance(self._storage, LocalStorage):
+            return []
+        return [Path(path).read_text(encoding="utf-8") for path in self._storage.files(folder)]
+
     def check_segments(self) -> None:
         """Open every segment's footer; DamagedRun names the first that is unreadable or no segment of its table."""
         for table, segments in self._segments.items():
