@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from rlaudit.analyzers.results import Report
 from rlaudit.findings import Finding
 from rlaudit.report import sections
+from rlaudit.report.grid import Grid
 from rlaudit.report.next_steps import commands
 from rlaudit.report.text import place, query_command, with_unit
 
@@ -54,7 +55,7 @@ def _finding(report: Report, finding: Finding) -> str:
     return "\n\n".join(lines)
 
 
-def _grid(grid: sections.Grid) -> str:
+def _grid(grid: Grid) -> str:
     headings = tuple(heading.replace("\n", " ") for heading in grid.headings)
     parts = [_table(headings, grid.right, grid.rows), *(_escape(note) for note in grid.notes)]
     body = "\n\n".join(parts)

@@ -1,0 +1,41 @@
+"""``rlaudit hooks``: what capture would attach to in this environment."""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+
+class Format(str, Enum):
+    """Output formats."""
+
+    table = "table"
+    json = "json"
+
+
+def command(format: Annotated[Format, typer.Option("--format", "-f", help="How to print it.")] = Format.table) -> None:
+    """List the adapters, and say for each whether it would attach to what is installed here.
+
+    Nothing is imported or started: versions come from the installed packages' metadata.
+
+    \b
+    Example:
+      rlaudit hooks
+    """
+    from rlaudit.capture.registry import survey  # noqa: PLC0415
+
+    rows = survey()
+    if format is Format.json:
+        typer.echo(json.dumps([row._asdict() for row in rows], indent=2))
+        return
+    from rich.console import Console  # noqa: PLC0415
+    from rlaudit.report.grid import Grid  # noqa: PLC0415
+    from rlaudit.report.page import Page, page_width  # noqa: PLC0415
+
+    cells = tuple((r.adapter, r.kind, r.distribution, r.installed or "not installed", r.tested, r.state, r.reason or "") for r in rows)
+    headings = ("adapter", "kind", "package", "installed", "tested with", "state", "why")
+    grid = Grid("Adapters of this rlaudit, in this environment", headings, (False,) * len(headings), cells)
+    Page(Console(width=page_width(), highlight=False)).grid(grid)
