@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from rlaudit import schema
 from rlaudit.arrow import arrow_schema
-from rlaudit.errors import BadOption, QueryError
+from rlaudit.errors import BadOption, DamagedRun, QueryError
 from rlaudit.run import Run
 
 _CHANGES_FILES = {"COPY", "EXPORT", "ATTACH", "DETACH", "LOAD", "COPY_DATABASE"}
@@ -57,7 +57,11 @@ def _create_table_view(connection: duckdb.DuckDBPyConnection, run: Run, table: s
         run.prepare(connection)
         # Prepared parameters are not allowed in views, so the file names are written as literals.
         listed = ", ".join(_literal(path) for path in paths)
-        connection.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet([{listed}], union_by_name = false)")
+        try:
+            connection.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet([{listed}], union_by_name = false)")
+        except duckdb.Error as error:
+            run.check_segments()  # names the file that is at fault and says what to do
+            raise DamagedRun(f"table {table} of {run.path} can't be read: {str(error).splitlines()[0]}") from error
         return
     # A table without rows still has its columns, so that every query works on every run.
     name = f"rlaudit_empty_{table}"

@@ -5,8 +5,8 @@
 -- macro k3(delta): exp(delta) - 1 - delta; the non-negative estimator of the same KL
 -- macro importance_ratio(delta): exp(delta)
 -- macro ratio_beyond(delta, bound): true where the probability ratio is beyond the bound either way
-CREATE OR REPLACE MACRO k1(delta) AS -delta;
-CREATE OR REPLACE MACRO k2(delta) AS 0.5 * delta * delta;
-CREATE OR REPLACE MACRO k3(delta) AS exp(delta) - 1.0 - delta;
+CREATE OR REPLACE MACRO k1(delta) AS -(delta::DOUBLE);
+CREATE OR REPLACE MACRO k2(delta) AS 0.5::DOUBLE * delta * delta;
+CREATE OR REPLACE MACRO k3(delta) AS exp(delta) - 1.0::DOUBLE - delta;
 CREATE OR REPLACE MACRO importance_ratio(delta) AS exp(delta);
 CREATE OR REPLACE MACRO ratio_beyond(delta, bound) AS abs(delta) > ln(bound);
