@@ -42,18 +42,17 @@ def overall(report: Report) -> Grid | None:
     """Every metric over all compared tokens, beside the noise floor, as a multiple of it, and under frameworks' names."""
     if not report.overall:
         return None
-    definitions = columns.titles(report.definitions)
+    definitions = columns.by_name(report.definitions)
     floor = report.noise_floor
     rows = []
     for name, value in report.overall.items():
         definition = definitions.get(name)
-        unit = definition.unit if definition else None
-        title = (definition.title if definition else name) + (f" ({unit})" if unit and unit not in ("share", "fraction") else "")
+        unit = columns.unit_of(name, definition)
         aliases = ", ".join(f"{who}: {alias}" for who, alias in definition.aliases.items()) if definition else ""
         below = floor.values.get(name) if floor else None
         ratio = columns.floor_ratio(name, value, below)
         beside = (number(below, unit), times(ratio) if ratio is not None else MISSING) if floor else ()
-        rows.append((title, number(value, unit), *beside, aliases))
+        rows.append((columns.label(name, definition), number(value, unit), *beside, aliases))
     headings: tuple[str, ...] = ("metric", "all steps", *(("noise floor", "times floor") if floor else ()), "called by frameworks")
     notes = []
     if floor:
@@ -71,7 +70,8 @@ def by_step(report: Report) -> Grid | None:
         return None
     chosen = shorten(report.by_step, lambda step: step.values.get(columns.WORST_STEP), "steps", columns.WORST_STEP_IN_WORDS)
     shown = columns.occurring(report.by_step)
-    units = {name: definition.unit for name, definition in columns.titles(report.definitions).items()}
+    definitions = columns.by_name(report.definitions)
+    units = {column.name: columns.unit_of(column.name, definitions.get(column.name)) for column in shown}
     lags = {step.lag for step in report.by_step}
     notes = [chosen.note] if chosen.note else []
     if len(lags) == 1:

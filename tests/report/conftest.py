@@ -29,7 +29,7 @@ DEFINITIONS = (
     MetricDefinition("logp_diff_p99", "99th percentile of |Δ log p|", "q0.99 |lt − lr|", "nats", "tokens", ""),
     MetricDefinition("logp_diff_max", "largest |Δ log p|", "max |lt − lr|", "nats", "tokens", ""),
     MetricDefinition("k3", "k3", "mean exp(Δ) − Δ − 1", "nats", "token mean", "Schulman 2020"),
-    MetricDefinition("ratio_gt2", "share of tokens beyond ratio 2", "mean 1[max(w, 1/w) > 2]", "share", "token mean", "R3"),
+    MetricDefinition("ratio_gt2", "share of tokens beyond ratio 2", "mean 1[max(w, 1/w) > 2]", None, "token mean", "R3"),
 )
 SQL = "select step, corr(exp(trainer_logp), exp(rollout_logp)) as pearson\nfrom tokens\nwhere is_sampled\ngroup by step\norder by step"
 
