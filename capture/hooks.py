@@ -180,8 +180,9 @@ class Attachment:
                     except Exception as error:
                         log.failed(label, error)
 
+        inherited = name not in vars(owner)
         setattr(owner, name, observed)
-        self._undo.append(lambda: setattr(owner, name, original))
+        self._undo.append(lambda: delattr(owner, name) if inherited else setattr(owner, name, original))
 
     def detach(self) -> None:
         """Put every original back."""

@@ -47,13 +47,17 @@ class RoutingWindow:
         self._copied: Any = None
 
     def open(self) -> None:
-        """Hook every routed layer. Call ``close`` in any case afterwards."""
-        for index, routed in enumerate(self.layers):
-            if routed.takes_ids:
-                handle = routed.module.register_forward_pre_hook(self._before_experts(index), with_kwargs=True)
-            else:
-                handle = routed.module.register_forward_hook(self._after_router(index))
-            self._handles.append(handle)
+        """Hook every routed layer; all or none. Call ``close`` in any case afterwards."""
+        try:
+            for index, routed in enumerate(self.layers):
+                if routed.takes_ids:
+                    handle = routed.module.register_forward_pre_hook(self._before_experts(index), with_kwargs=True)
+                else:
+                    handle = routed.module.register_forward_hook(self._after_router(index))
+                self._handles.append(handle)
+        except BaseException:
+            self.close()
+            raise
 
     def close(self) -> None:
         """Remove the hooks; what was recorded stays until the window itself goes."""
