@@ -38,6 +38,7 @@ def connect_runs(runs: Mapping[str, Run]) -> duckdb.DuckDBPyConnection:
     """
     connection = duckdb.connect()
     _register_functions(connection)
+    _keep_alive(connection, list(runs.values()))
     for name, run in runs.items():
         if not name.isidentifier():
             raise BadOption(f"{name!r} can't name a run in SQL; use letters, digits and underscores")
@@ -109,6 +110,15 @@ def _register_functions(connection: duckdb.DuckDBPyConnection) -> None:
         "routing_overlap", _routing_overlap,
         ["BLOB", "BLOB", "INTEGER", "INTEGER", "INTEGER", "INTEGER", "INTEGER"], "UTINYINT[]", type="arrow",  # type: ignore[arg-type]
     )
+
+
+def _keep_alive(connection: duckdb.DuckDBPyConnection, runs: list[Run]) -> None:
+    """Tie the runs' lifetime to the connection's: a run may hold temporary files that the views read."""
+
+    def rlaudit_runs() -> str:
+        return ", ".join(run.path for run in runs)
+
+    connection.create_function("rlaudit_runs", rlaudit_runs, [], "VARCHAR", side_effects=True)  # type: ignore[arg-type]
 
 
 def decode_experts(blob: bytes | memoryview, num_experts: int) -> np.ndarray[Any, np.dtype[np.unsignedinteger[Any]]]:

@@ -85,16 +85,18 @@ class Recorder:
 
     # --- the training thread's side ---
 
-    def wants(self, table: str) -> bool:
-        """True where rows of ``table`` are recorded: lets callers skip copying what would be thrown away."""
-        return table in self.config.tables and self.stopped is None
-
-    def submit(self, table: str, rows: int, columns: Sequence[Pending], sequence_ids: Sequence[str] | None = None, prompts: Ragged | None = None) -> None:
-        """Enqueue copied rows. Drops and counts them where the queue is full (waits under ``--lossless``)."""
-        if rows == 0 or table not in self.config.tables:
-            return
+    def wants(self, table: str, rows: int) -> bool:
+        """True where ``rows`` rows of ``table`` will be recorded; otherwise they need not be copied, and are counted if capture stopped."""
+        if table not in self.config.tables:
+            return False
         if self.stopped is not None or self._closing:
             self._count_dropped(table, rows, self.stopped or "closed")
+            return False
+        return True
+
+    def submit(self, table: str, rows: int, columns: Sequence[Pending], sequence_ids: Sequence[str] | None = None, prompts: Ragged | None = None) -> None:
+        """Enqueue copied rows of a table that is wanted. Drops and counts them where the queue is full (waits under ``--lossless``)."""
+        if rows == 0:
             return
         batch = Batch(table, rows, columns, sum(c.nbytes for c in columns) + (prompts.nbytes if prompts else 0), sequence_ids, prompts)
         with self._changed:

@@ -73,18 +73,18 @@ class RecorderSink:
         temperature = given.get("temperature")
         plain = _values(**{_SEQUENCE_NAMES.get(name, name): value for name, value in given.items()})
         key = _values(step=step, sequence_id=ids)
-        if self.recorder.wants("sequences"):
+        if self.recorder.wants("sequences", rows):
             self.recorder.submit("sequences", rows, [*key, prompts, *lists, *plain], ids, prompts)
-        if logprobs is not None and self.recorder.wants("scores"):
+        if logprobs is not None and self.recorder.wants("scores", rows):
             columns = [*key, *_lists(rows, _KINDS, logprobs=logprobs), *_values(source="rollout", update=0, first_position=0, temperature=temperature, **policy, **semantics)]
-            self.recorder.submit("scores", rows, columns, ids, None if self.recorder.wants("sequences") else prompts)
+            self.recorder.submit("scores", rows, columns, ids, prompts)
 
     @_guarded
     def record_scores(self, *, step: int, sequence_ids: Sequence[str], logprobs: Any, **given: Any) -> None:
         """Rows of ``scores``."""
-        if not self.recorder.wants("scores"):
-            return
         rows, ids = len(sequence_ids), list(sequence_ids)
+        if not self.recorder.wants("scores", rows):
+            return
         prompts = given.pop("prompt_tokens", None)
         lists = _lists(rows, _KINDS, logprobs=logprobs, entropies=given.pop("entropies", None))
         columns = [*_values(step=step, sequence_id=ids, first_position=0, **given), *lists]
@@ -93,13 +93,13 @@ class RecorderSink:
     @_guarded
     def record_routing(self, *, experts: Any, num_experts: int, layer_ids: Sequence[int], **given: Any) -> None:
         """Rows of ``routing``."""
-        if not self.recorder.wants("routing"):
-            return
         ids, requests = given.pop("sequence_ids", None), given.pop("request_ids", None)
         rows = len(ids if ids is not None else requests)
-        weights = given.pop("weights", None) if self.recorder.config.routing_weights else given.pop("weights", None) and None
+        if not self.recorder.wants("routing", rows):
+            return
+        weights = given.pop("weights", None)
         prompts = given.pop("prompt_tokens", None)
-        chosen = Experts(experts, weights, len(layer_ids), num_experts, rows)
+        chosen = Experts(experts, weights if self.recorder.config.routing_weights else None, len(layer_ids), num_experts, rows)
         layers = [int(layer) for layer in layer_ids]
         columns = [
             *_values(sequence_id=list(ids) if ids is not None else None, request_id=list(requests) if requests is not None else None, **given),
@@ -110,9 +110,9 @@ class RecorderSink:
     @_guarded
     def record_request(self, *, request_ids: Sequence[str], input_tokens: Any, output_tokens: Any, **given: Any) -> None:
         """Rows of ``requests``."""
-        if not self.recorder.wants("requests"):
-            return
         rows = len(request_ids)
+        if not self.recorder.wants("requests", rows):
+            return
         lists = _lists(rows, _KINDS, input_tokens=input_tokens, output_tokens=output_tokens, logprobs=given.pop("logprobs", None))
         columns = [*_values(request_id=list(request_ids), **{_SEQUENCE_NAMES.get(n, n): v for n, v in given.items()}), *lists]
         self.recorder.submit("requests", rows, columns)
@@ -120,6 +120,8 @@ class RecorderSink:
     @_guarded
     def record_links(self, *, sequence_ids: Sequence[str], request_ids: Sequence[str], **given: Any) -> None:
         """Rows of ``links``."""
+        if not self.recorder.wants("links", len(sequence_ids)):
+            return
         renamed = {"turns": "turn", "starts": "start", "ends": "end"}
         columns = _values(sequence_id=list(sequence_ids), request_id=list(request_ids), **{renamed.get(n, n): v for n, v in given.items()})
         self.recorder.submit("links", len(sequence_ids), columns)
@@ -127,12 +129,15 @@ class RecorderSink:
     @_guarded
     def record_weights(self, **given: Any) -> None:
         """One row of ``weights``."""
-        self.recorder.submit("weights", 1, _values(time=time.time(), **given))
+        if self.recorder.wants("weights", 1):
+            self.recorder.submit("weights", 1, _values(time=time.time(), **given))
 
     @_guarded
     def record_metrics(self, *, step: int, framework: str, values: dict[str, float]) -> None:
         """Rows of ``framework_metrics``; what is not a number is left out."""
         numbers = {name: float(value) for name, value in values.items() if isinstance(value, (int, float)) or hasattr(value, "item")}
+        if not self.recorder.wants("framework_metrics", len(numbers)):
+            return
         columns = _values(step=step, framework=framework, name=list(numbers), value=list(numbers.values()))
         self.recorder.submit("framework_metrics", len(numbers), columns)
 

@@ -38,7 +38,7 @@ trainer AS (
     FROM scores
     JOIN choice ON scores.attempt = choice.attempt AND scores.step = choice.step
         AND scores.sequence_id = choice.sequence_id
-        AND scores.source = choice.best.source AND scores."update" = choice.best."update"
+        AND scores.source = choice.best.source AND scores."update" IS NOT DISTINCT FROM choice.best."update"
     WHERE scores.source IN ('trainer', 'update')
 ),
 rollout AS (

@@ -174,8 +174,3 @@ def test_a_segment_that_is_damaged_behind_its_footer_is_named_by_the_query(tmp_p
     path.write_bytes(data)
     with pytest.raises(QueryError, match="Move that file out"):
         execute(run.connect(), "select * from sequences")
-
-
-def test_views_push_a_step_filter_down_to_the_files(run: Run) -> None:
-    plan = run.connect().execute("explain select count(*) from tokens where step = 3").fetchall()[0][1]
-    assert len(re.findall(r"Filters:.*?step\s*=\s*3", plan, re.DOTALL)) >= 2, plan
