@@ -42,10 +42,10 @@ def kernels() -> Kernels:
 
 
 def interpreted() -> Kernels:
-    """The same functions uncompiled: microseconds a token, but nothing to load or compile, which is quicker for small runs."""
+    """The same without numba: some microseconds a token, but nothing to load or compile, which is quicker for small runs."""
     return Kernels(
         token_kernel.measure, token_kernel.reduce_spans, token_kernel.select, token_kernel.conditional, token_kernel.first_difference,
-        routing_kernel.overlap_bytes, routing_kernel.overlap_any,
+        routing_kernel.overlap_vectorised, routing_kernel.overlap_vectorised,
     )
 
 
@@ -62,7 +62,8 @@ def _dispatchers() -> dict[str, Any]:
     for helper in _HELPERS:
         register_jitable(helper)
     jit = numba.njit(nogil=True, cache=True)
-    return {name: jit(function) for name, function in interpreted()._asdict().items()}
+    routing = {"overlap_bytes": routing_kernel.overlap_bytes, "overlap_any": routing_kernel.overlap_any}
+    return {name: jit(function) for name, function in {**interpreted()._asdict(), **routing}.items()}
 
 
 @cache

@@ -26,6 +26,10 @@ SOURCES = {"rollout": ROLLOUT, "trainer": TRAINER, "update": UPDATE}
 
 _SEQUENCES = ("attempt", "step", "sequence_id", "phase", "response_tokens", "prompt_tokens", "sampled_mask", "version_spans")
 _SCORES = ("attempt", "step", "sequence_id", "source", "update", "first_position", "logprobs", "policy_updates")
+SEMANTICS = ("source", "forward", "temperature", "logprob_mode", "dtype", "weight_dtype", "backend")
+"""Columns of ``scores`` that say what its log-probabilities mean."""
+SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Columns of ``sequences`` that say how its tokens were sampled."""
 
 
 def plan(run: Run) -> list[Steps]:
@@ -62,8 +66,9 @@ def plan(run: Run) -> list[Steps]:
 class Group(NamedTuple):
     """The rows of a range of steps. Arrays of the first block have one entry a sequence, of the second one a scores row.
 
-    key: identifies (attempt, step, sequence_id) within the group; equal in both blocks. Unknown integers are ``UNKNOWN``.
-    response: length of the response in tokens (-1: null). row_key is -1 for a score whose sequence has no row.
+    Unknown integers are ``UNKNOWN``. train: phase is train. response, prompt: lengths in tokens (-1: null). sampled: the mask of sampled
+    tokens, sampled_tokens how many there are, in_loss: the loss mask (None unless asked for). row_sequence: the score's sequence, -1 where it has no row.
+    semantics, sampling: the distinct values of SEMANTICS and SAMPLING with their number of rows (``count``).
     """
 
     attempt: Array
@@ -73,6 +78,9 @@ class Group(NamedTuple):
     response: Array
     prompt: Array
     sampled: ListColumn
+    sampled_tokens: Array
+    in_loss: ListColumn | None
+    ranks: Array
     spans: pa.Array | None
 
     row_sequence: Array
@@ -84,29 +92,48 @@ class Group(NamedTuple):
 
     duplicate_sequences: int
     orphan_scores: int
+    semantics: pa.Table
+    sampling: pa.Table
 
 
-def load(run: Run, steps: Steps) -> Group:
-    """Read one group. A sequence that occurs twice keeps its first row."""
-    sequences = run.read("sequences", _SEQUENCES, steps=steps)
-    scores = run.read("scores", _SCORES, steps=steps)
+def load(run: Run, steps: Steps, *, loss_mask: bool = False) -> Group:
+    """Read one group. A sequence that occurs twice keeps its first row. loss_mask: read that column too."""
+    sequences = run.read("sequences", (*_SEQUENCES, *SAMPLING, *(("loss_mask", "rank") if loss_mask else ())), steps=steps)
+    scores = run.read("scores", tuple(dict.fromkeys((*_SCORES, *SEMANTICS))), steps=steps)
     keys, row_keys = _keys(sequences, scores)
     _, kept = np.unique(keys, return_index=True)
     duplicates = len(keys) - len(kept)
     if duplicates:
         kept = np.sort(kept)
         sequences, keys = sequences.take(pa.array(kept)), keys[kept]
+    train = np.asarray(pc.fill_null(pc.equal(sequences["phase"], "train"), False))
     spans = sequences["version_spans"].combine_chunks() if sequences["version_spans"].null_count < sequences.num_rows else None
     row_sequence = _lookup(keys, row_keys)
     return Group(
         attempt=integers(sequences["attempt"]), step=integers(sequences["step"]), ids=sequences["sequence_id"].combine_chunks(),
-        train=np.asarray(pc.fill_null(pc.equal(sequences["phase"], "train"), False)),
+        train=train,
         response=list_lengths(sequences["response_tokens"]), prompt=list_lengths(sequences["prompt_tokens"]),
-        sampled=list_column(_nulls_are_sampled(sequences["sampled_mask"])), spans=spans,
+        sampled=list_column(_nulls_are_sampled(sequences["sampled_mask"])),
+        sampled_tokens=_sampled_tokens(sequences["sampled_mask"], sequences["response_tokens"]),
+        in_loss=list_column(_nulls_are_sampled(sequences["loss_mask"])) if loss_mask else None,
+        ranks=integers(sequences["rank"]) if loss_mask else np.zeros(0, np.int64), spans=spans,
         row_sequence=row_sequence, source=source_codes(scores["source"]), update=integers(scores["update"]),
         first_position=integers(scores["first_position"]), updates=integers(scores["policy_updates"]), logprobs=list_column(scores["logprobs"]),
         duplicate_sequences=duplicates, orphan_scores=int((row_sequence < 0).sum()),
+        semantics=_distinct(scores, SEMANTICS), sampling=_distinct(sequences.filter(pa.array(train)), SAMPLING),
     )
+
+
+def _distinct(table: pa.Table, columns: tuple[str, ...]) -> pa.Table:
+    return table.select(columns).group_by(columns, use_threads=False).aggregate([([], "count_all")]).rename_columns([*columns, "count"])
+
+
+def locate(group: Group, table: pa.Table) -> Array:
+    """For each row of ``table`` (attempt, step, sequence_id) its sequence in ``group``, -1 where there is none."""
+    mine = pa.table({"attempt": group.attempt, "step": group.step, "sequence_id": group.ids})
+    theirs = table.select(["attempt", "step", "sequence_id"])
+    keys, wanted = _keys(mine, theirs.cast(mine.schema))
+    return np.where(np.asarray(theirs["sequence_id"].is_valid()), _lookup(keys, wanted), -1)
 
 
 def integers(column: pa.ChunkedArray) -> Array:
@@ -142,6 +169,17 @@ def _lookup(keys: Array, wanted: Array) -> Array:
     place = np.searchsorted(keys, wanted, sorter=order)
     place = order[np.minimum(place, len(keys) - 1)]
     return np.where(keys[place] == wanted, place, -1)
+
+
+def _sampled_tokens(mask: pa.ChunkedArray, response: pa.ChunkedArray) -> Array:
+    """Number of sampled tokens of each sequence: the mask's, or all of the response where there is no mask."""
+    counted = [np.zeros(0, np.int64)]
+    for chunk in mask.chunks:
+        offsets = np.asarray(chunk.offsets)
+        below = np.zeros(len(chunk.values) + 1, np.int64)
+        np.cumsum(np.asarray(pc.fill_null(chunk.values, True)), out=below[1:])
+        counted.append(below[offsets[1:]] - below[offsets[:-1]])
+    return np.where(np.asarray(mask.is_valid()), np.concatenate(counted), list_lengths(response).clip(0))
 
 
 def _nulls_are_sampled(column: pa.ChunkedArray) -> pa.ChunkedArray:

@@ -22,7 +22,7 @@ class Spans(NamedTuple):
     """Compared spans, one entry each: starts in the flat values of the group's score and mask lists, and the group's sequence.
 
     mask_start is -1 where the policy sampled every token. lag is in optimizer steps, ``UNKNOWN`` where a side's version is.
-    offset: response position of the span's first token.
+    offset: response position of the span's first token. b_source: TRAINER or UPDATE (whatever source the second side's score is of).
     """
 
     sequence: Array
@@ -32,6 +32,7 @@ class Spans(NamedTuple):
     offset: Array
     length: Array
     lag: Array
+    b_source: Array
 
 
 class LengthMismatch(NamedTuple):
@@ -62,6 +63,7 @@ class Joined:
     duplicate_scores: int = 0
     examples: list[LengthMismatch] = field(default_factory=list)
     unscored: list[tuple[int, str]] = field(default_factory=list)
+    unscored_by_step: dict[int, int] = field(default_factory=dict)
 
     def add(self, other: Joined) -> None:
         """Take in the counts of another group of steps."""
@@ -69,6 +71,8 @@ class Joined:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.examples = (self.examples + other.examples)[:EXAMPLES]
         self.unscored = (self.unscored + other.unscored)[:EXAMPLES]
+        for step, count in other.unscored_by_step.items():
+            self.unscored_by_step[step] = self.unscored_by_step.get(step, 0) + count
 
 
 class Side(NamedTuple):
@@ -132,7 +136,7 @@ def pair(group: Group, a: Side, b: Side, joined: Joined | None = None) -> Spans:
     whole = (group.first_position[ra] == 0) & (group.first_position[rb] == 0) & (la == want) & (lb == want) & ((mask < 0) | (mask == want))
     lag = np.where((group.updates[ra] == UNKNOWN) | (group.updates[rb] == UNKNOWN), UNKNOWN, group.updates[rb] - group.updates[ra])
     use = whole & (want > 0)
-    spans = _spans(group, quick[use], group.logprobs.start[ra[use]], group.logprobs.start[rb[use]], np.zeros(int(use.sum()), np.int64), want[use], lag[use])
+    spans = _spans(group, quick[use], group.logprobs.start[ra[use]], group.logprobs.start[rb[use]], np.zeros(int(use.sum()), np.int64), want[use], lag[use], group.source[rb[use]])
     mismatched = [_mismatch(group, int(s), int(x), int(y)) for s, x, y in zip(quick[~whole][:EXAMPLES], la[~whole], lb[~whole], strict=False)]
     mismatches = int((~whole).sum())
     slow = [_pieces(group, a, b, int(sequence)) for sequence in both[~simple]]
@@ -145,18 +149,20 @@ def pair(group: Group, a: Side, b: Side, joined: Joined | None = None) -> Spans:
 
 def _count(group: Group, joined: Joined, has_a: Array, has_b: Array, both: int, mismatches: int, examples: list[LengthMismatch], duplicates: int) -> None:
     train = group.train
-    lacking = np.flatnonzero(train & (has_a ^ has_b))[:EXAMPLES]
+    lacking = np.flatnonzero(train & ~(has_a & has_b) & (group.response != 0))
+    steps, missing = np.unique(group.step[lacking], return_counts=True)
     joined.add(Joined(
         sequences=int(train.sum()), joined=both, without_rollout=int((train & has_b & ~has_a).sum()),
         without_trainer=int((train & has_a & ~has_b).sum()), without_both=int((train & ~has_a & ~has_b).sum()),
         empty=int((train & (group.response == 0)).sum()), length_mismatches=mismatches, duplicate_scores=duplicates, examples=examples[:EXAMPLES],
-        unscored=[(int(group.step[i]), str(group.ids[i])) for i in lacking],
+        unscored=[(int(group.step[i]), str(group.ids[i])) for i in lacking[:EXAMPLES]],
+        unscored_by_step=dict(zip(steps.tolist(), missing.tolist(), strict=True)),
     ))
 
 
-def _spans(group: Group, sequence: Array, a_start: Array, b_start: Array, offset: Array, length: Array, lag: Array) -> Spans:
+def _spans(group: Group, sequence: Array, a_start: Array, b_start: Array, offset: Array, length: Array, lag: Array, b_source: Array) -> Spans:
     mask_start = np.where(group.sampled.length[sequence] >= 0, group.sampled.start[sequence] + offset, -1)
-    return Spans(sequence, a_start, b_start, mask_start, offset, length, lag)
+    return Spans(sequence, a_start, b_start, mask_start, offset, length, lag, b_source)
 
 
 def _concatenate(parts: list[Spans]) -> Spans:
@@ -201,8 +207,9 @@ def _pieces(group: Group, a: Side, b: Side, sequence: int) -> Spans | LengthMism
             for low, high, updates in _versions(group, sequence, max(first_a, first_b), min(last_a, last_b), updates_a):
                 lag = UNKNOWN if UNKNOWN in (updates, updates_b) else updates_b - updates
                 found.append((start_a + low - first_a, start_b + low - first_b, low, high - low, lag))
-    columns = np.array(found, np.int64).reshape(-1, 5).T
-    return _spans(group, np.full(columns.shape[1], sequence), columns[0], columns[1], columns[2], columns[3], columns[4])
+    columns = np.ascontiguousarray(np.array(found, np.int64).reshape(-1, 5).T)
+    of_b_source = np.full(len(found), group.source[b.rows[b.first[sequence]]])
+    return _spans(group, np.full(len(found), sequence), *columns, of_b_source)
 
 
 def _versions(group: Group, sequence: int, low: int, high: int, updates: int) -> Iterator[tuple[int, int, int]]:

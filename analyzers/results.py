@@ -46,6 +46,7 @@ class StepMetrics:
     lag: int | None
     tokens: int
     values: dict[str, float | None]
+    attempt: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,34 @@ class StepRouting:
     tokens: int
     disagreement: float
     any_layer: float
+    attempt: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class RoutingEffect:
+    """What routing differences go with: response tokens by whether the forward that scored them routed differently in any layer.
+
+    tokens_same, tokens_differ: how many of each; logp_diff_same, logp_diff_differ: their mean |Δ log p| (nats);
+    share_of_logp_diff: share of Σ|Δ log p| on the tokens that differ. An association, not a cause.
+    """
+
+    tokens_same: int
+    tokens_differ: int
+    logp_diff_same: float
+    logp_diff_differ: float
+    share_of_logp_diff: float
+
+
+@dataclass(frozen=True, slots=True)
+class WorstSequence:
+    """A compared sequence with a large mean |Δ log p| (nats). position: response position of its largest |Δ log p|."""
+
+    step: int
+    sequence_id: str
+    tokens: int
+    logp_diff_mean: float
+    position: int
+    logp_diff_max: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +159,8 @@ class Report:
     withheld: tuple[str, ...] = ()
     rlaudit_version: str = ""
     schema_version: int = SCHEMA_VERSION
+    routing_effect: RoutingEffect | None = None
+    worst_sequences: tuple[WorstSequence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,8 @@ import numpy as np
 Array = Any
 
 # Columns of the per-layer counts.
-ROWS, DIFFERING, SHARED_EXPERTS, INVALID_A, INVALID_B = 0, 1, 2, 3, 4
-LAYER_COUNTS = 5
+ROWS, DIFFERING, SHARED_EXPERTS, EXPERTS, INVALID_A, INVALID_B = 0, 1, 2, 3, 4, 5
+LAYER_COUNTS = 6
 
 # A token's flag.
 SAME, DIFFERS, UNKNOWN = 0, 1, -1
@@ -98,6 +98,7 @@ def count_row(counts: Array, flag: int, bad_a: bool, bad_b: bool, shared: int, t
         return flag if flag == DIFFERS else UNKNOWN
     counts[ROWS] += 1
     counts[SHARED_EXPERTS] += shared
+    counts[EXPERTS] += top_k
     if shared < top_k:
         counts[DIFFERING] += 1
         return DIFFERS
@@ -136,3 +137,26 @@ def overlap_any(
                         shared += stamp_a[expert] == row
                 flag = count_row(layer_counts[layer], flag, bad_a, bad_b, shared, top_k)
             flags[flag_start[i] + t] = flag
+
+
+def overlap_vectorised(
+    a: Array, b: Array, a_start: Array, b_start: Array, tokens: Array, a_layers: int, b_layers: int,
+    a_slot: Array, b_slot: Array, top_k: int, num_experts: int, layer_counts: Array, flags: Array, flag_start: Array,
+) -> None:
+    """As ``overlap_any`` in whole-array operations: quick without compiling, for small runs, and the reference for the kernels."""
+    for i in range(tokens.shape[0]):
+        x = a[a_start[i] :][: tokens[i] * a_layers * top_k].reshape(tokens[i], a_layers, top_k)[:, a_slot]
+        y = b[b_start[i] :][: tokens[i] * b_layers * top_k].reshape(tokens[i], b_layers, top_k)[:, b_slot]
+        bad_a, bad_b = _invalid(x, num_experts), _invalid(y, num_experts)
+        usable = ~(bad_a | bad_b)
+        shared = (x[..., :, None] == y[..., None, :]).any(-1).sum(-1)
+        differs = usable & (shared < top_k)
+        for column, cells in ((ROWS, usable), (DIFFERING, differs), (SHARED_EXPERTS, shared * usable), (EXPERTS, top_k * usable), (INVALID_A, bad_a), (INVALID_B, bad_b)):
+            layer_counts[:, column] += cells.sum(0)
+        flags[flag_start[i] :][: tokens[i]] = np.where(differs.any(1), DIFFERS, np.where(usable.all(1), SAME, UNKNOWN))
+
+
+def _invalid(ids: Array, num_experts: int) -> Array:
+    """True for rows (last axis) with an id out of range or twice."""
+    ordered = np.sort(ids, axis=-1)
+    return (ids >= num_experts).any(-1) | (ordered[..., 1:] == ordered[..., :-1]).any(-1)

@@ -61,6 +61,10 @@ class TokenPass:
             found.update(zip((metric for metric, _ in wanted), distribution.quantiles([share for _, share in wanted]), strict=True))
         return found
 
+    def exact(self, name: str) -> bool:
+        """True where the quantiles of a lag class are order statistics."""
+        return all(distribution.exact for distribution in self.distributions.get(name, {}).values())
+
     def add(self, other: TokenPass) -> None:
         """Take in another group of steps. Groups are taken in a fixed order, so that the result doesn't depend on timing."""
         for key, (stats, quantiles) in other.by_key.items():

@@ -1,1 +1,56 @@
-"""One small module for each rule: what it needs, what it measures, and what it must not be confused with."""
+"""The rules: what the audit looks for, in the order in which it must be looked for.
+
+Inputs before statistics: a wrong mask is no numerical mismatch. Each rule is one small module with a function ``check(measured, before)``
+that returns findings; ``before`` are the findings of the rules above it, so that a later rule can keep quiet about what an earlier
+one explains. The order is integrity, tokens, masks, log-probability semantics, versions, routing, numerics.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rlaudit.analyzers.measured import Measured
+from rlaudit.analyzers.rules import (
+    bitwise,
+    duplicates,
+    importance_ratio,
+    joins,
+    lengths,
+    losses,
+    missing,
+    nonfinite,
+    positive,
+    precision,
+    routing_noise,
+    routing_rows,
+    semantics,
+    staleness,
+    token_identity,
+    zeros,
+)
+from rlaudit.findings import Finding
+
+
+class Rule(Protocol):
+    """A module with one check."""
+
+    def check(self, measured: Measured, before: Sequence[Finding]) -> list[Finding]: ...
+
+
+RULES: tuple[Rule, ...] = (
+    losses, joins, duplicates, missing,  # integrity
+    lengths, token_identity,  # tokens
+    nonfinite, positive, zeros, semantics, importance_ratio,  # log-probability semantics
+    staleness,  # versions
+    routing_rows,  # routing
+    precision, routing_noise, bitwise,  # numerics
+)
+
+
+def find(measured: Measured) -> tuple[Finding, ...]:
+    """All findings, in the order of the rules, the severest first."""
+    found: list[Finding] = []
+    for rule in RULES:
+        found += rule.check(measured, tuple(found))
+    return tuple(sorted(found, key=lambda finding: ("fail", "warn", "info").index(finding.severity)))

@@ -1,0 +1,137 @@
+"""Token identity: did the trainer consume the very tokens that the engine was given and returned (token-in, token-out)?
+
+For every link (an engine call that produced response tokens [start, end) of a sequence) the call's output must equal those
+tokens, and its input must equal the prompt and the response tokens before ``start``. Hashed tokens compare as well as plain ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rlaudit.analyzers.compiled import Kernels
+from rlaudit.analyzers.grouping import Steps, integers
+from rlaudit.analyzers.lists import ListColumn, list_column
+from rlaudit.analyzers.pairing import EXAMPLES
+from rlaudit.run import Run
+
+Array = Any
+
+
+class TokenMismatch(NamedTuple):
+    """A call whose tokens differ from what the trainer consumed. side: output or input.
+
+    position: response position of the first difference (input: position in the input); None where only the length differs.
+    """
+
+    step: int
+    sequence_id: str
+    turn: int | None
+    side: str
+    position: int | None
+    engine_length: int
+    trainer_length: int
+
+
+@dataclass(slots=True)
+class Identity:
+    """Counts of links. unknown_requests: links whose call has no row. ambiguous: several calls fit equally well."""
+
+    links: int = 0
+    ambiguous: int = 0
+    unknown_requests: int = 0
+    unknown_sequences: int = 0
+    outputs_compared: int = 0
+    inputs_compared: int = 0
+    output_mismatches: int = 0
+    input_mismatches: int = 0
+    examples: list[TokenMismatch] = field(default_factory=list)
+
+    def add(self, other: Identity) -> None:
+        """Take in another group of steps."""
+        for name in self.__slots__:
+            if name != "examples":
+                setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.examples = (self.examples + other.examples)[:EXAMPLES]
+
+
+def check_identity(run: Run, kernels: Kernels, steps: Steps) -> Identity:
+    """Compare the tokens of the links of ``steps``."""
+    links = run.read("links", ("attempt", "step", "sequence_id", "request_id", "turn", "start", "end", "ambiguous"), steps=steps)
+    found = Identity(links=links.num_rows, ambiguous=int(pc.sum(links["ambiguous"]).as_py() or 0))
+    if links.num_rows == 0:
+        return found
+    sequences = run.read("sequences", ("attempt", "step", "sequence_id", "prompt_tokens", "response_tokens"), steps=steps)
+    requests = _requests(run, links, steps)
+    q = _place(sequences, links, ("attempt", "step", "sequence_id"))
+    r = _place(requests, links, ("attempt", "request_id"))
+    found.unknown_sequences, found.unknown_requests = int((q < 0).sum()), int((r < 0).sum())
+    both = np.flatnonzero((q >= 0) & (r >= 0))
+    links, q, r = links.take(pa.array(both)), q[both], r[both]
+    prompt, response = list_column(sequences["prompt_tokens"]), list_column(sequences["response_tokens"])
+    given, returned = list_column(requests["input_tokens"]), list_column(requests["output_tokens"])
+    start = integers(links["start"])
+    end = np.where(np.asarray(links["end"].is_valid()), integers(links["end"]), start + returned.length[r])
+    known = (returned.length[r] >= 0) & (response.length[q] >= 0)
+    available = np.clip(response.length[q] - start, 0, None)
+    length = np.minimum(end - start, available)
+    differs = _differences(kernels, returned, response, returned.start[r], response.start[q] + start, np.minimum(returned.length[r], length))
+    wrong = known & ((differs >= 0) | (returned.length[r] != length))
+    found.outputs_compared, found.output_mismatches = int(known.sum()), int(wrong.sum())
+    found.examples = _examples(links, wrong, "output", np.where(differs >= 0, differs + start, -1), returned.length[r], length)
+    _check_inputs(kernels, links, q, r, prompt, response, given, start, found)
+    return found
+
+
+def _check_inputs(
+    kernels: Kernels, links: pa.Table, q: Array, r: Array, prompt: ListColumn, response: ListColumn, given: ListColumn, start: Array, found: Identity
+) -> None:
+    """The call's input against the prompt and, for later turns, the response tokens before the call's own."""
+    known = (given.length[r] >= 0) & (prompt.length[q] >= 0) & (response.length[q] >= start)
+    expected = prompt.length[q] + start
+    head = np.minimum(given.length[r], prompt.length[q])
+    in_prompt = _differences(kernels, given, prompt, given.start[r], prompt.start[q], head)
+    tail = np.clip(np.minimum(given.length[r] - prompt.length[q], start), 0, None)
+    in_response = _differences(kernels, given, response, given.start[r] + head, response.start[q], tail)
+    position = np.where(in_prompt >= 0, in_prompt, np.where(in_response >= 0, in_response + prompt.length[q], -1))
+    wrong = known & ((position >= 0) | (given.length[r] != expected))
+    found.inputs_compared, found.input_mismatches = int(known.sum()), int(wrong.sum())
+    found.examples = (found.examples + _examples(links, wrong, "input", position, given.length[r], expected))[:EXAMPLES]
+
+
+def _differences(kernels: Kernels, a: ListColumn, b: ListColumn, a_start: Array, b_start: Array, length: Array) -> Array:
+    out = np.full(len(length), -1, np.int64)
+    if len(length):
+        kernels.first_difference(a.values, b.values, a_start, b_start, np.maximum(length, 0), out)
+    return out
+
+
+def _examples(links: pa.Table, wrong: Array, side: str, position: Array, engine: Array, trainer: Array) -> list[TokenMismatch]:
+    return [
+        TokenMismatch(
+            links["step"][i].as_py(), links["sequence_id"][i].as_py(), links["turn"][i].as_py(), side,
+            int(position[i]) if position[i] >= 0 else None, int(engine[i]), int(trainer[i]),
+        )
+        for i in np.flatnonzero(wrong)[:EXAMPLES].tolist()
+    ]
+
+
+def _requests(run: Run, links: pa.Table, steps: Steps) -> pa.Table:
+    """The calls that ``links`` name. Read by step where every call's file knows its steps, else by id alone."""
+    columns = ("attempt", "request_id", "input_tokens", "output_tokens")
+    by_id = pc.field("request_id").isin(pc.unique(links["request_id"]))
+    stepped = all(segment.first_step is not None for segment in run.segments("requests"))
+    found = run.read("requests", columns, steps=steps if stepped else None, filters=by_id)
+    if stepped and found.num_rows < links.num_rows:  # calls without a step among calls that have one
+        found = run.read("requests", columns, filters=by_id)
+    return found
+
+
+def _place(table: pa.Table, wanted: pa.Table, columns: tuple[str, ...]) -> Array:
+    """For each row of ``wanted`` the first row of ``table`` with equal ``columns``, -1 where there is none."""
+    keys = [pc.binary_join_element_wise(*(t[c].cast(pa.string()) for c in columns), "\x1f") for t in (table, wanted)]
+    return np.asarray(pc.fill_null(pc.index_in(keys[1], value_set=keys[0].combine_chunks()), -1)).astype(np.int64)

@@ -1,0 +1,170 @@
+"""Everything that a pass over a run measures, before anybody judges it: what the rules and the report read."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from rlaudit.analyzers.capture_losses import Losses, read_losses
+from rlaudit.analyzers.compiled import Kernels, interpreted, kernels
+from rlaudit.analyzers.framework import FRAMEWORK_NAMES, StepNumbers, framework_numbers
+from rlaudit.analyzers.grouping import SAMPLING, SEMANTICS, Group, Steps, load, plan
+from rlaudit.analyzers.identity import Identity, check_identity
+from rlaudit.analyzers.pairing import Joined, pair, recompute_side, rollout_side, trainer_side, update_side
+from rlaudit.analyzers.routing_pass import ROLLOUT_TRAINER, TRAINER_UPDATE, RoutingPass, measure_routing
+from rlaudit.analyzers.statistics import TokenStats
+from rlaudit.analyzers.token_pass import TokenPass, measure_spans
+from rlaudit.run import Run
+
+THREADS = 2
+SMALL_RUN_BYTES = 1 << 20
+"""Runs whose scores take less than this on disk are measured without compiled kernels: about 100,000 compared tokens, half a second."""
+
+Settings = tuple[tuple[Any, ...], ...]
+
+
+@dataclass(slots=True)
+class Measured:
+    """One run, measured.
+
+    main: rollout against trainer (its ``trainer`` score where there is one, otherwise the first ``update`` score). floor: trainer against
+    first update. routing: (``main`` or ``floor``, lag class) to its comparison. semantics, sampling: distinct rows of
+    ``grouping.SEMANTICS`` and ``SAMPLING`` with their counts. tokens: response tokens of train sequences; sampled: those that the policy sampled.
+    """
+
+    run: Run
+    step_numbers: set[int] = field(default_factory=set)
+    tokens: int = 0
+    sampled: int = 0
+    not_train: int = 0
+    joined: Joined = field(default_factory=Joined)
+    main: TokenPass = field(default_factory=TokenPass)
+    floor: TokenPass = field(default_factory=TokenPass)
+    routing: dict[tuple[str, str], RoutingPass] = field(default_factory=dict)
+    identity: Identity = field(default_factory=Identity)
+    semantics: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    sampling: dict[tuple[Any, ...], int] = field(default_factory=dict)
+    framework: dict[int, StepNumbers] = field(default_factory=dict)
+    losses: Losses = field(default_factory=Losses)
+    duplicate_sequences: int = 0
+    orphan_scores: int = 0
+
+    @property
+    def basis(self) -> str:
+        """The lag class that verdicts rest on: ``equal`` where any token was compared at equal policy version, otherwise ``unknown``."""
+        return "equal" if self.main.lag_class("equal").tokens else "unknown"
+
+    def at_basis(self) -> TokenStats:
+        """Statistics of the tokens that verdicts rest on."""
+        return self.main.lag_class(self.basis)
+
+    def all_tokens(self) -> TokenStats:
+        """Statistics and counts of all compared tokens, whatever their policy versions."""
+        return self.main.lag_class("equal").merge(self.main.lag_class("unknown")).merge(self.main.lag_class("other"))
+
+    def floor_stats(self) -> TokenStats:
+        """Statistics of the noise floor: the trainer's two evaluations at equal policy version."""
+        return self.floor.lag_class("equal")
+
+    def routing_at(self, comparison: str = "main") -> RoutingPass:
+        """The routing comparison at the basis (the floor's: at equal policy version)."""
+        return self.routing.get((comparison, self.basis if comparison == "main" else "equal"), RoutingPass())
+
+    def values(self, column: str, source: str) -> list[Any]:
+        """Distinct known values of a semantics column among the scores of a source, most frequent first."""
+        return _distinct(self.semantics, SEMANTICS, column, lambda row: row[0] == source)
+
+    def has_source(self, source: str) -> bool:
+        """True where the run holds scores of that source."""
+        return any(row[0] == source for row in self.semantics)
+
+    def sampling_values(self, column: str) -> list[Any]:
+        """Distinct known values of a sampling column, most frequent first."""
+        return _distinct(self.sampling, SAMPLING, column, lambda _: True)
+
+
+def _distinct(counted: dict[tuple[Any, ...], int], columns: tuple[str, ...], column: str, wanted: Any) -> list[Any]:
+    place = columns.index(column)
+    totals: dict[Any, int] = {}
+    for row, count in counted.items():
+        if wanted(row) and row[place] is not None:
+            totals[row[place]] = totals.get(row[place], 0) + count
+    return sorted(totals, key=lambda value: -totals[value])
+
+
+def small(run: Run) -> bool:
+    """True for a run that is measured without compiled kernels."""
+    return run.bytes("scores") < SMALL_RUN_BYTES and run.bytes("routing") < 8 * SMALL_RUN_BYTES
+
+
+def measure(run: Run) -> Measured:
+    """Read every table of ``run`` once and measure it. Memory is bounded by ``grouping.GROUP_BYTES`` for each of THREADS groups."""
+    tools = interpreted() if small(run) else kernels()
+    checked = {name for name in run.read("framework_metrics", ["name"])["name"].unique().to_pylist() if name in FRAMEWORK_NAMES}
+    total = Measured(run, losses=read_losses(run))
+    for part in _in_order(plan(run), lambda steps: _measure_group(run, tools, steps, with_framework=bool(checked))):
+        _add(total, part)
+    return total
+
+
+def _in_order(groups: list[Steps], work: Any) -> Iterator[Measured]:
+    """Results of ``work`` in the order of ``groups``, with no more than THREADS groups in memory."""
+    if len(groups) <= 1:
+        yield from map(work, groups)
+        return
+    with ThreadPoolExecutor(THREADS) as pool:
+        waiting: deque[Future[Measured]] = deque()
+        for steps in groups:
+            if len(waiting) == THREADS:
+                yield waiting.popleft().result()
+            waiting.append(pool.submit(work, steps))
+        while waiting:
+            yield waiting.popleft().result()
+
+
+def _measure_group(run: Run, tools: Kernels, steps: Steps, *, with_framework: bool) -> Measured:
+    group = load(run, steps, loss_mask=with_framework)
+    found = Measured(run)
+    _describe(group, found)
+    main = pair(group, rollout_side(group), trainer_side(group), found.joined)
+    floor = pair(group, recompute_side(group), update_side(group))
+    found.main, found.floor = measure_spans(tools, group, main), measure_spans(tools, group, floor)
+    found.routing = measure_routing(run, tools, group, steps, {"main": (ROLLOUT_TRAINER, main), "floor": (TRAINER_UPDATE, floor)})
+    if with_framework:
+        found.framework = framework_numbers(tools, group)
+    found.identity = check_identity(run, tools, steps)
+    return found
+
+
+def _describe(group: Group, found: Measured) -> None:
+    train = group.train
+    found.step_numbers = set(group.step[train].tolist())
+    found.tokens = int(group.response[train].clip(0).sum())
+    found.sampled = int(group.sampled_tokens[train].sum())
+    found.not_train = int((~train).sum())
+    found.duplicate_sequences, found.orphan_scores = group.duplicate_sequences, group.orphan_scores
+    found.semantics, found.sampling = _counted(group.semantics), _counted(group.sampling)
+
+
+def _counted(table: pa.Table) -> dict[tuple[Any, ...], int]:
+    rows = zip(*(column.to_pylist() for column in table.columns), strict=True)
+    return {row[:-1]: row[-1] for row in rows}
+
+
+def _add(total: Measured, part: Measured) -> None:
+    total.step_numbers |= part.step_numbers
+    for name in ("tokens", "sampled", "not_train", "duplicate_sequences", "orphan_scores"):
+        setattr(total, name, getattr(total, name) + getattr(part, name))
+    for name in ("joined", "main", "floor", "identity"):
+        getattr(total, name).add(getattr(part, name))
+    for key, routing in part.routing.items():
+        total.routing.setdefault(key, RoutingPass()).add(routing)
+    for mine, theirs in ((total.semantics, part.semantics), (total.sampling, part.sampling)):
+        for row, count in theirs.items():
+            mine[row] = mine.get(row, 0) + count
+    total.framework.update(part.framework)

@@ -1,0 +1,320 @@
+"""The routing pass: which experts two policy evaluations chose for the same token and layer, and what the differences go with.
+
+Rows are aligned on absolute position (0 is the prompt's first token) through ``first_position`` and on absolute layer through
+``layer_ids``; only what both sides have is compared. The log-probability of response token j comes from the forward pass of the token
+before it, at absolute position (prompt length + j - 1): that position's routing is the one joined with token j's Δ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from rlaudit import schema
+from rlaudit.analyzers import routing_kernel as rk
+from rlaudit.analyzers.compiled import Kernels
+from rlaudit.analyzers.grouping import OTHER, ROLLOUT, TRAINER, UNKNOWN, UPDATE, Group, Steps, integers, locate, source_codes
+from rlaudit.analyzers.pairing import EXAMPLES, Spans
+from rlaudit.run import Run
+
+Array = Any
+CHUNK_BYTES = 192 << 20
+"""Expert bytes that are held at a time."""
+
+NAMES = {ROLLOUT: "rollout", TRAINER: "trainer", UPDATE: "update", OTHER: "other"}
+
+_INDEX = ("attempt", "step", "sequence_id", "source", "update", "first_position", "tokens", "layer_ids", "top_k", "num_experts", "policy_updates")
+
+
+class InvalidBlob(NamedTuple):
+    """A routing row whose bytes are not tokens × layers × top_k ids."""
+
+    step: int
+    sequence_id: str
+    source: str
+    expected: int
+    found: int
+
+
+@dataclass(slots=True)
+class RoutingPass:
+    """What one comparison of routings comes to, at equal policy version.
+
+    layers: (attempt, step, layer) to counts (``routing_kernel`` columns). tokens: (attempt, step) to (token positions compared,
+    those with any layer differing). sources: second side's source to sequences. effect[f]: (tokens, Σ|Δ|, Σk3) of response tokens whose forward had no (0) or some (1) layer differing.
+    """
+
+    layers: dict[tuple[int, int, int], Array] = field(default_factory=dict)
+    tokens: dict[tuple[int, int], Array] = field(default_factory=dict)
+    effect: Array = field(default_factory=lambda: np.zeros((2, 3)))
+    sources: dict[str, int] = field(default_factory=dict)
+    sequences: int = 0
+    joined: int = 0
+    other_version: int = 0
+    unknown_version: int = 0
+    different_shape: int = 0
+    without_sequence: int = 0
+    invalid_blobs: list[InvalidBlob] = field(default_factory=list)
+    invalid_blob_count: int = 0
+
+    def add(self, other: RoutingPass) -> None:
+        """Take in another group of steps."""
+        for mine, theirs in ((self.layers, other.layers), (self.tokens, other.tokens)):
+            for key, counts in theirs.items():
+                mine[key] = mine[key] + counts if key in mine else counts  # type: ignore[index,assignment]
+        self.effect = self.effect + other.effect
+        for name in ("sequences", "joined", "other_version", "unknown_version", "different_shape", "without_sequence", "invalid_blob_count"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        for source, count in other.sources.items():
+            self.sources[source] = self.sources.get(source, 0) + count
+        self.invalid_blobs = (self.invalid_blobs + other.invalid_blobs)[:EXAMPLES]
+
+    def by_layer(self) -> dict[int, Array]:
+        """Counts of every layer over the run."""
+        found: dict[int, Array] = {}
+        for (_, _, layer), counts in sorted(self.layers.items()):
+            found[layer] = found[layer] + counts if layer in found else counts.copy()
+        return found
+
+    def total(self) -> Array:
+        """Counts over all layers and steps."""
+        return sum(self.layers.values(), np.zeros(rk.LAYER_COUNTS, np.int64))
+
+
+class _Rows(NamedTuple):
+    """Routing rows of a chunk, one entry each; ``start`` and ``size`` are bytes in ``data``."""
+
+    sequence: Array
+    source: Array
+    update: Array
+    first: Array
+    tokens: Array
+    updates: Array
+    layers: list[tuple[int, ...]]
+    top_k: Array
+    num_experts: Array
+    data: Array
+    start: Array
+    size: Array
+
+
+class _Item(NamedTuple):
+    """Two rows to compare on the absolute positions [low, high)."""
+
+    sequence: int
+    a: int
+    b: int
+    low: int
+    high: int
+
+
+ROLLOUT_TRAINER = ((ROLLOUT,), (TRAINER, UPDATE))
+TRAINER_UPDATE = ((TRAINER,), (UPDATE,))
+Sources = tuple[tuple[int, ...], tuple[int, ...]]
+"""The two sides, each a preference order of sources; within a source the first update counts."""
+
+
+def measure_routing(run: Run, kernels: Kernels, group: Group, steps: Steps, comparisons: dict[str, tuple[Sources, Spans]]) -> dict[tuple[str, str], RoutingPass]:
+    """Compare the routings of one group of steps.
+
+    comparisons: name to the two sides and the token spans to which the effect on |Δ| is attributed. The result is keyed by that
+    name and by lag class (``equal``, ``unknown``); other versions are counted under ``equal``.
+    """
+    found = {(name, lag): RoutingPass() for name in comparisons for lag in ("equal", "unknown")}
+    for rows in _chunks(run, group, steps):
+        broken = _broken(group, rows)
+        for name, (sides, spans) in comparisons.items():
+            equal = found[name, "equal"]
+            equal.invalid_blobs, equal.invalid_blob_count = (equal.invalid_blobs + broken)[:EXAMPLES], equal.invalid_blob_count + len(broken)
+            equal.without_sequence += int((rows.sequence < 0).sum())
+            items = _items(group, rows, sides, found, name)
+            for lag, chosen in items.items():
+                _compare(kernels, group, rows, chosen, spans, lag, found[name, lag])
+    return found
+
+
+def _chunks(run: Run, group: Group, steps: Steps) -> Any:
+    """The group's routing rows in chunks of whole sequences and about ``CHUNK_BYTES``."""
+    index = run.read("routing", _INDEX, steps=steps)
+    if index.num_rows == 0:
+        return
+    layers = np.asarray(pc.fill_null(pc.list_value_length(index["layer_ids"]), 0)).astype(np.int64)
+    size = np.maximum(integers(index["tokens"]), 0) * layers * np.maximum(integers(index["top_k"]), 0) * 2
+    if size.sum() <= CHUNK_BYTES:
+        yield _rows(group, run.read("routing", (*_INDEX, "experts"), steps=steps))
+        return
+    step = integers(index["step"])
+    for number in np.unique(step):
+        here = index.filter(pa.array(step == number))
+        parts = int(np.ceil(size[step == number].sum() / CHUNK_BYTES))
+        ids = pc.unique(here["sequence_id"])
+        for part in range(parts):
+            wanted = ids.take(pa.array(np.arange(part, len(ids), parts)))
+            yield _rows(group, run.read("routing", (*_INDEX, "experts"), steps=(int(number), int(number)), filters=pc.field("sequence_id").isin(wanted)))
+
+
+def _rows(group: Group, table: pa.Table) -> _Rows:
+    experts = table["experts"].combine_chunks()
+    offsets = np.frombuffer(experts.buffers()[1], np.int32)[experts.offset :][: len(experts) + 1].astype(np.int64)
+    data = experts.buffers()[2]
+    return _Rows(
+        sequence=locate(group, table), source=source_codes(table["source"]), update=integers(table["update"]), first=integers(table["first_position"]),
+        tokens=integers(table["tokens"]), updates=integers(table["policy_updates"]),
+        layers=[tuple(layers) if layers is not None else () for layers in table["layer_ids"].to_pylist()],
+        top_k=integers(table["top_k"]), num_experts=integers(table["num_experts"]),
+        data=np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8), start=offsets[:-1], size=np.diff(offsets),
+    )
+
+
+def _expected(rows: _Rows, row: int) -> int:
+    return int(rows.tokens[row] * len(rows.layers[row]) * rows.top_k[row] * schema.expert_bytes(int(rows.num_experts[row])))
+
+
+def _broken(group: Group, rows: _Rows) -> list[InvalidBlob]:
+    return [
+        InvalidBlob(int(group.step[rows.sequence[r]]), str(group.ids[rows.sequence[r]]), NAMES[int(rows.source[r])], _expected(rows, r), int(rows.size[r]))
+        for r in range(len(rows.sequence))
+        if rows.sequence[r] >= 0 and rows.size[r] != _expected(rows, r)
+    ]
+
+
+def _items(group: Group, rows: _Rows, sides: Sources, found: dict[tuple[str, str], RoutingPass], name: str) -> dict[str, list[_Item]]:
+    """What to compare, by lag class; counts what joins and what does not."""
+    a_rows, b_rows = (_chosen(rows, side) for side in sides)
+    items: dict[str, list[_Item]] = {"equal": [], "unknown": []}
+    for sequence in sorted(a_rows.keys() | b_rows.keys()):
+        if not group.train[sequence]:
+            continue
+        found[name, "equal"].sequences += 1
+        pairs = [(a, b) for a in a_rows.get(sequence, ()) for b in b_rows.get(sequence, ()) if rows.size[a] == _expected(rows, a) and rows.size[b] == _expected(rows, b)]
+        for a, b in pairs:
+            updates = int(rows.updates[a]), int(rows.updates[b])
+            lag = "unknown" if UNKNOWN in updates else "equal" if updates[0] == updates[1] else "other"
+            low, high = max(rows.first[a], rows.first[b]), min(rows.first[a] + rows.tokens[a], rows.first[b] + rows.tokens[b])
+            if lag == "other":
+                found[name, "equal"].other_version += 1
+            elif rows.top_k[a] != rows.top_k[b] or rows.num_experts[a] != rows.num_experts[b]:
+                found[name, "equal"].different_shape += 1
+            elif high > low and set(rows.layers[a]) & set(rows.layers[b]):
+                found[name, "equal"].unknown_version += lag == "unknown"
+                items[lag].append(_Item(sequence, a, b, int(low), int(high)))
+    return items
+
+
+def _chosen(rows: _Rows, side: tuple[int, ...]) -> dict[int, list[int]]:
+    """The rows of each sequence's best evaluation on one side: first source in ``side``, then first update; all its parts."""
+    best: dict[int, tuple[int, int]] = {}
+    held: dict[int, list[int]] = {}
+    for row in range(len(rows.sequence)):
+        sequence, source = int(rows.sequence[row]), int(rows.source[row])
+        if sequence < 0 or source not in side:
+            continue
+        rank = (side.index(source), int(rows.update[row]))
+        if sequence not in best or rank < best[sequence]:
+            best[sequence], held[sequence] = rank, [row]
+        elif rank == best[sequence]:
+            held[sequence].append(row)
+    return held
+
+
+def _compare(kernels: Kernels, group: Group, rows: _Rows, items: list[_Item], spans: Spans, lag: str, found: RoutingPass) -> None:
+    """Run the kernel on ``items`` and add to ``found``."""
+    if not items:
+        return
+    layouts: dict[tuple[Any, ...], list[_Item]] = {}
+    for item in items:
+        place = int(group.attempt[item.sequence]), int(group.step[item.sequence])
+        layouts.setdefault((place, rows.layers[item.a], rows.layers[item.b], int(rows.top_k[item.a]), int(rows.num_experts[item.a])), []).append(item)
+    flags: dict[int, tuple[int, Array]] = {}  # sequence to its first absolute position and its tokens' flags
+    sources = {item.sequence: int(rows.source[item.b]) for item in items}
+    for (place, layers_a, layers_b, top_k, num_experts), members in layouts.items():
+        common = [layer for layer in layers_a if layer in layers_b]
+        counts = np.zeros((len(common), rk.LAYER_COUNTS), np.int64)
+        for item, item_flags in zip(members, _run(kernels, rows, members, layers_a, layers_b, common, top_k, num_experts, counts), strict=True):
+            flags[item.sequence] = _merge_flags(flags.get(item.sequence), (item.low, item_flags))
+        for layer, row in zip(common, counts, strict=True):
+            key = (*place, layer)
+            found.layers[key] = found.layers.get(key, 0) + row
+    found.joined += len(flags)
+    for source in sources.values():
+        found.sources[NAMES[source]] = found.sources.get(NAMES[source], 0) + 1
+    for sequence, (_, own) in flags.items():
+        key = (int(group.attempt[sequence]), int(group.step[sequence]))
+        found.tokens[key] = found.tokens.get(key, 0) + np.array([(own != rk.UNKNOWN).sum(), (own == rk.DIFFERS).sum()], np.int64)
+    _attribute(kernels, group, flags, sources, spans, lag, found)
+
+
+def _run(
+    kernels: Kernels, rows: _Rows, items: list[_Item], layers_a: tuple[int, ...], layers_b: tuple[int, ...], common: list[int], top_k: int, num_experts: int, counts: Array
+) -> list[Array]:
+    """Flags of each item's tokens; adds to ``counts``."""
+    wide = schema.expert_bytes(num_experts)
+    row_a, row_b = len(layers_a) * top_k * wide, len(layers_b) * top_k * wide
+    tokens = np.array([item.high - item.low for item in items], np.int64)
+    start_a = np.array([rows.start[item.a] + (item.low - rows.first[item.a]) * row_a for item in items], np.int64)
+    start_b = np.array([rows.start[item.b] + (item.low - rows.first[item.b]) * row_b for item in items], np.int64)
+    data_a = data_b = rows.data
+    kernel = kernels.overlap_bytes if top_k <= 8 else kernels.overlap_any
+    if wide == 2:  # blobs may lie at odd bytes: copied into an aligned array
+        data_a, start_a = _aligned(rows.data, start_a, tokens * row_a)
+        data_b, start_b = _aligned(rows.data, start_b, tokens * row_b)
+        kernel = kernels.overlap_any
+    flag_start = np.cumsum(tokens) - tokens
+    flags = np.empty(int(tokens.sum()), np.int8)
+    slots = (np.array([layers.index(layer) for layer in common], np.int64) for layers in (layers_a, layers_b))
+    kernel(data_a, data_b, start_a, start_b, tokens, len(layers_a), len(layers_b), *slots, top_k, num_experts, counts, flags, flag_start)
+    return np.split(flags, flag_start[1:])
+
+
+def _aligned(data: Array, start: Array, size: Array) -> tuple[Array, Array]:
+    """The given byte ranges one after the other as uint16, and their starts in it."""
+    pieces = np.concatenate([data[s : s + n] for s, n in zip(start, size, strict=True)])
+    return pieces.view("<u2"), (np.cumsum(size) - size) // 2
+
+
+def _merge_flags(held: tuple[int, Array] | None, more: tuple[int, Array]) -> tuple[int, Array]:
+    """Flags of a sequence whose layers or tokens lie in several rows: differs beats unknown beats same, on the union of positions."""
+    if held is None:
+        return more
+    low = min(held[0], more[0])
+    high = max(held[0] + len(held[1]), more[0] + len(more[1]))
+    rank = np.zeros(high - low, np.int8)  # 0 uncovered, 1 same, 2 unknown, 3 differs
+    for first, flags in (held, more):
+        part = rank[first - low :][: len(flags)]
+        np.maximum(part, np.where(flags == rk.DIFFERS, 3, np.where(flags == rk.UNKNOWN, 2, 1)).astype(np.int8), out=part)
+    return low, np.array([rk.UNKNOWN, rk.SAME, rk.UNKNOWN, rk.DIFFERS], np.int8)[rank]
+
+
+def _attribute(
+    kernels: Kernels, group: Group, flags: dict[int, tuple[int, Array]], sources: dict[int, int], spans: Spans, lag: str, found: RoutingPass
+) -> None:
+    """Add the |Δ| of response tokens by whether the forward that scored them routed differently in any layer.
+
+    Only where routing and log-probability come from the same evaluation: ``sources`` is the routing's, by sequence.
+    """
+    same = np.array([sources.get(sequence) == source for sequence, source in zip(spans.sequence.tolist(), spans.b_source.tolist(), strict=True)], bool)
+    chosen = np.flatnonzero(same & (spans.lag == (0 if lag == "equal" else UNKNOWN)))
+    if len(chosen) == 0:
+        return
+    spans = Spans(*(column[chosen] for column in spans))
+    starts, pieces, used = [], [], 0
+    for sequence, offset, length in zip(spans.sequence.tolist(), spans.offset.tolist(), spans.length.tolist(), strict=True):
+        piece = np.full(length, rk.UNKNOWN, np.int8)
+        first, own = flags[sequence]
+        if group.prompt[sequence] >= 0:
+            shift = int(group.prompt[sequence]) - 1 + offset - first  # own[shift + j] belongs to the span's token j
+            low, high = max(0, -shift), min(length, len(own) - shift)
+            if high > low:
+                piece[low:high] = own[low + shift : high + shift]
+        starts.append(used)
+        pieces.append(piece)
+        used += length
+    lists, mask = group.logprobs, group.sampled
+    kernels.conditional(
+        lists.values, lists.valid, lists.valid_bit, lists.values, lists.valid, lists.valid_bit, mask.values, mask.bit,
+        spans.a_start, spans.b_start, spans.mask_start, spans.length, np.concatenate(pieces), np.array(starts, np.int64), found.effect,
+    )
