@@ -85,7 +85,11 @@ class Recorder:
 
     # --- the training thread's side ---
 
-    def wants(self, table: str, rows: int) -> bool:
+    def wants(self, table: str) -> bool:
+        """True where rows of ``table`` would be recorded now: lets an adapter spare the work of reading what would be dropped."""
+        return table in self.config.tables and self.stopped is None
+
+    def accepts(self, table: str, rows: int) -> bool:
         """True where ``rows`` rows of ``table`` will be recorded; otherwise they need not be copied, and are counted if capture stopped."""
         if table not in self.config.tables:
             return False

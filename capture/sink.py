@@ -73,9 +73,9 @@ class RecorderSink:
         temperature = given.get("temperature")
         plain = _values(**{_SEQUENCE_NAMES.get(name, name): value for name, value in given.items()})
         key = _values(step=step, sequence_id=ids)
-        if self.recorder.wants("sequences", rows):
+        if self.recorder.accepts("sequences", rows):
             self.recorder.submit("sequences", rows, [*key, prompts, *lists, *plain], ids, prompts)
-        if logprobs is not None and self.recorder.wants("scores", rows):
+        if logprobs is not None and self.recorder.accepts("scores", rows):
             columns = [*key, *_lists(rows, _KINDS, logprobs=logprobs), *_values(source="rollout", update=0, first_position=0, temperature=temperature, **policy, **semantics)]
             self.recorder.submit("scores", rows, columns, ids, prompts)
 
@@ -83,7 +83,7 @@ class RecorderSink:
     def record_scores(self, *, step: int, sequence_ids: Sequence[str], logprobs: Any, **given: Any) -> None:
         """Rows of ``scores``."""
         rows, ids = len(sequence_ids), list(sequence_ids)
-        if not self.recorder.wants("scores", rows):
+        if not self.recorder.accepts("scores", rows):
             return
         prompts = given.pop("prompt_tokens", None)
         lists = _lists(rows, _KINDS, logprobs=logprobs, entropies=given.pop("entropies", None))
@@ -95,7 +95,7 @@ class RecorderSink:
         """Rows of ``routing``."""
         ids, requests = given.pop("sequence_ids", None), given.pop("request_ids", None)
         rows = len(ids if ids is not None else requests)
-        if not self.recorder.wants("routing", rows):
+        if not self.recorder.accepts("routing", rows):
             return
         weights = given.pop("weights", None)
         prompts = given.pop("prompt_tokens", None)
@@ -111,7 +111,7 @@ class RecorderSink:
     def record_request(self, *, request_ids: Sequence[str], input_tokens: Any, output_tokens: Any, **given: Any) -> None:
         """Rows of ``requests``."""
         rows = len(request_ids)
-        if not self.recorder.wants("requests", rows):
+        if not self.recorder.accepts("requests", rows):
             return
         lists = _lists(rows, _KINDS, input_tokens=input_tokens, output_tokens=output_tokens, logprobs=given.pop("logprobs", None))
         columns = [*_values(request_id=list(request_ids), **{_SEQUENCE_NAMES.get(n, n): v for n, v in given.items()}), *lists]
@@ -120,7 +120,7 @@ class RecorderSink:
     @_guarded
     def record_links(self, *, sequence_ids: Sequence[str], request_ids: Sequence[str], **given: Any) -> None:
         """Rows of ``links``."""
-        if not self.recorder.wants("links", len(sequence_ids)):
+        if not self.recorder.accepts("links", len(sequence_ids)):
             return
         renamed = {"turns": "turn", "starts": "start", "ends": "end"}
         columns = _values(sequence_id=list(sequence_ids), request_id=list(request_ids), **{renamed.get(n, n): v for n, v in given.items()})
@@ -129,14 +129,14 @@ class RecorderSink:
     @_guarded
     def record_weights(self, **given: Any) -> None:
         """One row of ``weights``."""
-        if self.recorder.wants("weights", 1):
+        if self.recorder.accepts("weights", 1):
             self.recorder.submit("weights", 1, _values(time=time.time(), **given))
 
     @_guarded
     def record_metrics(self, *, step: int, framework: str, values: dict[str, float]) -> None:
         """Rows of ``framework_metrics``; what is not a number is left out."""
         numbers = {name: float(value) for name, value in values.items() if isinstance(value, (int, float)) or hasattr(value, "item")}
-        if not self.recorder.wants("framework_metrics", len(numbers)):
+        if not self.recorder.accepts("framework_metrics", len(numbers)):
             return
         columns = _values(step=step, framework=framework, name=list(numbers), value=list(numbers.values()))
         self.recorder.submit("framework_metrics", len(numbers), columns)
@@ -145,6 +145,10 @@ class RecorderSink:
     def record_event(self, *, kind: str, name: str, message: str | None = None, count: int | None = None, detail: dict[str, Any] | None = None) -> None:
         """One row of ``events``, written at once."""
         self.recorder.event(kind, name, message, count, detail)
+
+    def wants(self, what: str) -> bool:
+        """True where the rows of a table, or ``routing_weights``, would be recorded now."""
+        return self.recorder.config.routing_weights if what == "routing_weights" else self.recorder.wants(what)
 
     @_guarded
     def step(self, step: int) -> None:
