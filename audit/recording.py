@@ -40,12 +40,7 @@ Batch = Any
 class Sink(Protocol):
     """What a recorder offers; ``rlaudit.capture.sink`` implements it."""
 
-    def wants(what: str) -> bool:
-    """True where rows of the table ``what`` (or ``routing_weights``) would be kept now: spares reading what would be dropped."""
-    return _sink is not None and _sink.wants(what)
-
-
-def record_rollout(self, **columns: Any) -> None: ...
+    def record_rollout(self, **columns: Any) -> None: ...
     def record_scores(self, **columns: Any) -> None: ...
     def record_routing(self, **columns: Any) -> None: ...
     def record_request(self, **columns: Any) -> None: ...
@@ -69,6 +64,11 @@ def set_sink(sink: Sink | None) -> None:
 def capturing() -> bool:
     """True where a recorder is installed: lets a loop skip preparing what it would only record."""
     return _sink is not None
+
+
+def wants(what: str) -> bool:
+    """True where rows of the table ``what`` (or ``routing_weights``) would be kept now: spares reading what would be dropped."""
+    return _sink is not None and _sink.wants(what)
 
 
 def record_rollout(
