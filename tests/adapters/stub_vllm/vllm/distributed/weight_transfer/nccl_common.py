@@ -1,0 +1,1 @@
+def trainer_init(settings): raise NotImplementedError
