@@ -25,7 +25,7 @@ def command(format: Annotated[Format, typer.Option("--format", "-f", help="How t
     Example:
       rlaudit hooks
     """
-    from rlaudit.capture.registry import survey  # noqa: PLC0415
+    from rlaudit.capture.survey import survey  # noqa: PLC0415
 
     rows = survey()
     if format is Format.json:
