@@ -68,21 +68,22 @@ def resolve(module: ModuleType, target: Target) -> tuple[Any, str, Callable[...,
     if isinstance(function, (staticmethod, classmethod)) or not callable(function):
         raise Mismatch(f"{module.__name__} has no function {target.path}")
     parameters = inspect.signature(function).parameters
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and any(
-        p.kind is p.VAR_POSITIONAL for p in parameters.values()
-    )
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in parameters.values()) and any(p.kind is p.VAR_POSITIONAL for p in parameters.values())
     missing = missing_parameters(target, list(parameters), takes_any)
     if missing:
         raise Mismatch(f"{target.path} has no parameter {', '.join(missing)}; it has ({', '.join(parameters)})")
     return owner, name, function
 
 
-class Call(NamedTuple):
+class Call:
     """One observed call: the bound arguments by name (``self`` included where there is one)."""
 
-    arguments: dict[str, Any]
+    __slots__ = ("arguments",)
 
-    def __getitem__(self, name: str) -> Any:  # type: ignore[override]
+    def __init__(self, arguments: dict[str, Any]) -> None:
+        self.arguments = arguments
+
+    def __getitem__(self, name: str) -> Any:
         return self.arguments[name]
 
     def get(self, name: str, default: Any = None) -> Any:
@@ -131,9 +132,7 @@ class Attachment:
         """True where the optional target ``path`` is there."""
         return path in self._resolved
 
-    def observe(
-        self, path: str, *, before: Before | None = None, after: After | None = None, cleanup: Cleanup | None = None
-    ) -> None:
+    def observe(self, path: str, *, before: Before | None = None, after: After | None = None, cleanup: Cleanup | None = None) -> None:
         """Observe every call of ``path``.
 
         ``before(call)`` runs first and returns a token; ``after(token, result, call)`` runs when the call

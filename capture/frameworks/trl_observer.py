@@ -10,18 +10,19 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from typing import Any, NamedTuple
+from typing import Any
 
 from rlaudit import recording
-from rlaudit.capture.engines.transformers_generate import SamplingTap, close_tap, open_tap
+from rlaudit.capture.engines.transformers_generate import open_tap
 from rlaudit.capture.hooks import Attachment, Call, Target
 from rlaudit.capture.models.host import host_copy, torch
 from rlaudit.capture.models.routers import Unroutable, routed_layers
 from rlaudit.capture.models.routing import RoutingWindow
 
 from . import trl_settings as settings
-from .trl_batch import Evaluation, FinishedBatch, GenerationBatch, Turn, from_label
-from .trl_records import Update, record_batch, record_requests, record_update_routing, record_update_scores, wanted
+from .trl_batch import Evaluation, GenerationBatch, Turn, from_label
+from .trl_records import Update, record_batch, record_requests, record_update_routing, record_update_scores
+from .trl_state import SYNCS, LossForward, Open, TrainerState
 
 ROWS = "rlaudit_rows"
 """Key of the row labels in TRL's batch dictionaries."""
@@ -39,7 +40,9 @@ TARGETS = (
     Target("_save_checkpoint", ("trial",)),
     Target("_move_model_to_vllm", required=False),
 )
-RECORDS = "tokens, log-probabilities of sampling, scoring, loss and reference, masks, rewards, routed experts, TRL's own metrics, checkpoints"
+RECORDS = (
+    "tokens, log-probabilities of sampling, scoring, loss and reference, masks, rewards, routed experts, TRL's own metrics, checkpoints"
+)
 
 
 def targets(class_name: str) -> tuple[Target, ...]:
@@ -47,65 +50,6 @@ def targets(class_name: str) -> tuple[Target, ...]:
     return tuple(target._replace(path=f"{class_name}.{target.path}") for target in TARGETS)
 
 
-class LossForward(NamedTuple):
-    """A loss forward's rows while it runs: labels in row order, and the padded prompt's width."""
-
-    rows: list[tuple[int, int]]
-    prompt_width: int
-    completion_mask: Any
-
-
-class Open(NamedTuple):
-    """What a hook opened around a call and must close."""
-
-    turn: Turn | None = None
-    source: str | None = None
-    tap: SamplingTap | None = None
-    window: RoutingWindow | None = None
-
-    def close(self) -> None:
-        """Close taps and windows; twice is harmless."""
-        if self.tap is not None:
-            close_tap(self.tap)
-        if self.window is not None:
-            self.window.close()
-
-
-class TrainerState:
-    """What is going on in one trainer. Everything of a batch but its rows' lengths goes when the batch is scored."""
-
-    def __init__(self) -> None:
-        self.batch: GenerationBatch | None = None
-        self.loss: LossForward | None = None
-        self.finished: dict[int, FinishedBatch] = {}
-        self.pending: list[Update] = []
-        self.step: int | None = None
-        self.said: set[str] = set()
-
-    def say(self, kind: str, name: str, message: str) -> None:
-        """An event, once a trainer and name."""
-        if name not in self.said:
-            self.said.add(name)
-            recording.record_event(kind=kind, name=name, message=message)
-
-
-class WeightSyncs:
-    """Counts weight synchronisations with vLLM in this process, for all trainers of it."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self.generating: list[Any] = []
-
-    def sent(self) -> None:
-        """The trainer that is generating just sent its weights; ``policy_updates`` is unknown outside of a generation."""
-        self.count += 1
-        updates = int(self.generating[-1].state.global_step) if self.generating else None
-        recording.record_weights(
-            fact="sent", policy_version=None if updates is None else str(updates), policy_updates=updates, policy_syncs=self.count
-        )
-
-
-SYNCS = WeightSyncs()
 _forwards = itertools.count()
 
 
@@ -270,10 +214,14 @@ class TrlObserver:
         elif state.batch is not None:
             state.batch.evaluations.append(
                 Evaluation(
-                    opened.source, host_copy(logprobs), None if entropies is None else host_copy(entropies),
-                    int(call.get("batch_size") or rows), width, opened.window,
+                    opened.source,
+                    host_copy(logprobs),
+                    None if entropies is None else host_copy(entropies),
+                    int(call.get("batch_size") or rows),
+                    width,
+                    opened.window,
                 )
-            )  # fmt: skip
+            )
 
     def _record_update(self, trainer: Any, state: TrainerState, window: RoutingWindow | None, values: tuple[Any, Any], width: int) -> None:
         loss = state.loss
@@ -286,22 +234,29 @@ class TrlObserver:
                 continue
             places = [place for place, (owner, _) in enumerate(loss.rows) if owner == number]
             update = Update(
-                state.finished[number], number, [loss.rows[place][1] for place in places], places if len(places) < len(loss.rows) else None,
-                int(trainer.state.global_step), loss.prompt_width, width, forward, window,
-            )  # fmt: skip
+                state.finished[number],
+                number,
+                [loss.rows[place][1] for place in places],
+                places if len(places) < len(loss.rows) else None,
+                int(trainer.state.global_step),
+                loss.prompt_width,
+                width,
+                forward,
+                window,
+            )
             record_update_scores(trainer, update, *values, loss.completion_mask)
             if window is not None:
                 state.pending.append(update)
 
     def _window(self, state: TrainerState, model: Any) -> RoutingWindow | None:
         """An open routing window on ``model``; None, said once, where routing isn't wanted or can't be recorded."""
-        if not wanted("routing"):
+        if not recording.wants("routing"):
             return None
         try:
             layers = routed_layers(model)
             if not layers:
                 return None
-            window = RoutingWindow(layers, weights=wanted("routing_weights"))
+            window = RoutingWindow(layers, weights=recording.wants("routing_weights"))
         except Unroutable as reason:
             state.say("not_recorded", "routing", str(reason))
             return None
@@ -333,7 +288,11 @@ class TrlObserver:
         if not trainer.state.log_history:
             return
         entry = trainer.state.log_history[-1]
-        values = {name: value for name, value in entry.items() if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)}
+        values = {
+            name: value
+            for name, value in entry.items()
+            if name != "step" and isinstance(value, (int, float)) and not isinstance(value, bool)
+        }
         # TRL logs a step's numbers after it counted the step: they describe the sequences of the step before.
         step = int(trainer.state.global_step) - (1 if trainer.model.training else 0)
         recording.record_metrics(step=max(step, 0), framework="trl", values=values)

@@ -29,14 +29,6 @@ from .trl_batch import (
 Say = Callable[[str, str, str], None]
 
 
-def wanted(table: str) -> bool:
-    """Whether the recorder keeps ``table`` (or ``routing_weights``): spares the work of reading what it would drop."""
-    recorder = getattr(recording._sink, "recorder", None)
-    if recorder is None:
-        return recording.capturing() and table != "routing_weights"
-    return bool(recorder.config.routing_weights) if table == "routing_weights" else bool(recorder.wants(table))
-
-
 def record_requests(trainer: Any, batch: GenerationBatch, turn: Turn, logprobs: Any, syncs: int | None) -> None:
     """One ``requests`` row for each row of an engine call. ``logprobs``: what the engine returned to TRL; None where nothing."""
     updates = settings.policy_updates(trainer)
@@ -68,7 +60,7 @@ def record_batch(
 ) -> FinishedBatch:
     """Record a scored batch from TRL's ``output`` dictionary: sequences, links, rollout, trainer and reference scores, routing."""
     completion_mask = output["completion_mask"].detach().cpu().numpy()
-    count, width = completion_mask.shape
+    count = completion_mask.shape[0]
     lengths = row_lengths(completion_mask, batch.completions)
     finished = FinishedBatch(
         batch.step,
@@ -170,7 +162,13 @@ def _record_links(batch: GenerationBatch, ids: list[str], links: list[Link]) -> 
 
 
 def _record_evaluation(
-    trainer: Any, batch: GenerationBatch, evaluation: Evaluation, finished: FinishedBatch, completion_mask: Any, forwards: Iterator[int], say: Say
+    trainer: Any,
+    batch: GenerationBatch,
+    evaluation: Evaluation,
+    finished: FinishedBatch,
+    completion_mask: Any,
+    forwards: Iterator[int],
+    say: Say,
 ) -> None:
     """Trainer or reference scores, one record a forward chunk, and the trainer's routing."""
     count = len(finished.lengths)
@@ -192,9 +190,17 @@ def _record_evaluation(
         )
     if evaluation.routing is not None:
         update = Update(
-            finished, batch.number, list(range(count)), None, batch.step, evaluation.width - completion_mask.shape[1], evaluation.width,
-            0, evaluation.routing, "trainer",
-        )  # fmt: skip
+            finished,
+            batch.number,
+            list(range(count)),
+            None,
+            batch.step,
+            evaluation.width - completion_mask.shape[1],
+            evaluation.width,
+            0,
+            evaluation.routing,
+            "trainer",
+        )
         record_update_routing(update, say)
 
 

@@ -7,9 +7,14 @@ from rlaudit.capture.hooks import Adapter, Attachment
 from .trl_observer import RECORDS, TrlObserver, targets
 
 ADAPTER = Adapter(
-    name="TRL RLOO", kind="framework", distribution="trl", versions=">=0.24", module="trl.trainer.rloo_trainer",
-    targets=targets("RLOOTrainer"), records=RECORDS,
-)  # fmt: skip
+    name="TRL RLOO",
+    kind="framework",
+    distribution="trl",
+    versions=">=0.24",
+    module="trl.trainer.rloo_trainer",
+    targets=targets("RLOOTrainer"),
+    records=RECORDS,
+)
 
 
 def attach(attachment: Attachment) -> None:

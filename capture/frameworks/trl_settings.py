@@ -45,9 +45,9 @@ def sampling(trainer: Any) -> SamplingParameters:
 
 def engine_logprob_mode(trainer: Any) -> str | None:
     """Semantics of the engine's log-probabilities: processed where TRL starts vLLM itself (it asks for
-    ``processed_logprobs``); None for a server, whose setting is the user's.
+    ``processed_logprobs``); None for a server and a ``rollout_func``, whose settings are the user's.
     """
-    return "processed" if getattr(trainer, "vllm_mode", None) == "colocate" else None
+    return "processed" if engine_name(trainer) == "vllm" and getattr(trainer, "vllm_mode", None) == "colocate" else None
 
 
 def engine_dtypes(trainer: Any) -> tuple[str | None, str | None]:

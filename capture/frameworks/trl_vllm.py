@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from rlaudit.capture.hooks import Adapter, Attachment, Target
 
-from .trl_observer import SYNCS
+from .trl_state import SYNCS
 
 ADAPTER = Adapter(
-    name="TRL weight sync", kind="framework", distribution="trl", versions=">=0.29", module="trl.generation.vllm_generation",
-    targets=(Target("VLLMGeneration.sync_weights"),), records="weight synchronisations",
-)  # fmt: skip
+    name="TRL weight sync",
+    kind="framework",
+    distribution="trl",
+    versions=">=0.29",
+    module="trl.generation.vllm_generation",
+    targets=(Target("VLLMGeneration.sync_weights"),),
+    records="weight synchronisations",
+)
 
 
 def attach(attachment: Attachment) -> None:

@@ -22,12 +22,22 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 6, "num_experts_per_tok": 2},
     "olmoe": {"num_experts": 8, "num_experts_per_tok": 3, "num_key_value_heads": 4},
     "deepseek_v3": {
-        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24, "n_group": 2, "topk_group": 1, "n_shared_experts": 1,
-        "first_k_dense_replace": 1, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8,
+        "n_routed_experts": 8,
+        "num_experts_per_tok": 3,
+        "moe_intermediate_size": 24,
+        "n_group": 2,
+        "topk_group": 1,
+        "n_shared_experts": 1,
+        "first_k_dense_replace": 1,
+        "q_lora_rank": 16,
+        "kv_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
         "num_key_value_heads": 4,
     },
     "gpt_oss": {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 8, "sliding_window": 16},
-}  # fmt: skip
+}
 ROUTED_LAYERS = {"qwen3_moe": (0, 2), "mixtral": (0, 1, 2), "olmoe": (0, 1, 2), "deepseek_v3": (1, 2), "gpt_oss": (0, 1, 2)}
 """Absolute layers that have a router: qwen3_moe's layer 1 is declared dense, deepseek_v3's first layer is."""
 

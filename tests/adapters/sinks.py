@@ -34,10 +34,28 @@ def _array(values: Any) -> Any:
 
 
 BATCHES = (
-    "prompt_tokens", "response_tokens", "logprobs", "entropies", "sampled_mask", "loss_mask", "input_tokens", "output_tokens", "experts", "weights",
-)  # fmt: skip
-SINGULAR = {"turns": "turn", "starts": "start", "ends": "end", "rewards": "reward", "advantages": "advantage", "group_ids": "group_id",
-            "finish_reasons": "finish_reason", "sequence_ids": "sequence_id", "request_ids": "request_id"}  # fmt: skip
+    "prompt_tokens",
+    "response_tokens",
+    "logprobs",
+    "entropies",
+    "sampled_mask",
+    "loss_mask",
+    "input_tokens",
+    "output_tokens",
+    "experts",
+    "weights",
+)
+SINGULAR = {
+    "turns": "turn",
+    "starts": "start",
+    "ends": "end",
+    "rewards": "reward",
+    "advantages": "advantage",
+    "group_ids": "group_id",
+    "finish_reasons": "finish_reason",
+    "sequence_ids": "sequence_id",
+    "request_ids": "request_id",
+}
 
 
 class CollectingSink:
@@ -81,6 +99,9 @@ class CollectingSink:
 
     def step(self, step: int) -> None:
         self.steps.append(step)
+
+    def wants(self, what: str) -> bool:
+        return what != "routing_weights"
 
 
 def _rows(count: int, columns: dict[str, Any]) -> list[dict[str, Any]]:

@@ -6,9 +6,7 @@ import copy
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+import torch
 
 from rlaudit.capture.models.routers import Unroutable, routed_layers
 from rlaudit.capture.models.routing import RoutingWindow, chosen, routing_window
@@ -168,9 +166,21 @@ def test_ids_are_not_guessed_where_a_router_returns_several_integer_tensors() ->
 
 def test_output_recorder_routers_work_without_the_experts_interface() -> None:
     model = tiny_model(
-        "longcat_flash", num_layers=2, n_routed_experts=4, zero_expert_num=2, moe_topk=2, expert_ffn_hidden_size=16, ffn_hidden_size=32,
-        q_lora_rank=16, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8, head_dim=8, num_key_value_heads=4,
-    )  # fmt: skip
+        "longcat_flash",
+        num_layers=2,
+        n_routed_experts=4,
+        zero_expert_num=2,
+        moe_topk=2,
+        expert_ffn_hidden_size=16,
+        ffn_hidden_size=32,
+        q_lora_rank=16,
+        kv_lora_rank=16,
+        qk_rope_head_dim=8,
+        qk_nope_head_dim=8,
+        v_head_dim=8,
+        head_dim=8,
+        num_key_value_heads=4,
+    )
     outputs = RouterOutputs(model)
     ids, mask = left_padded((6, 4))
     with torch.no_grad(), routing_window(model) as window:

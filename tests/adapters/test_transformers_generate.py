@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-
-torch = pytest.importorskip("torch")
-pytest.importorskip("transformers")
+import torch
 import transformers.generation.utils
 
 from rlaudit.capture.engines import transformers_generate as engine
@@ -17,7 +14,7 @@ from rlaudit.capture.hooks import Attachment, HookLog
 
 from .moe_families import left_padded, tiny_model
 
-UTILS = sys.modules["transformers.generation.utils"]
+UTILS = transformers.generation.utils
 SAMPLING = {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}
 
 
@@ -38,7 +35,9 @@ def attachment() -> Iterator[Attachment]:
 def generate(model: Any, seed: int = 1, **settings: Any) -> Any:
     ids, mask = left_padded()
     torch.manual_seed(seed)
-    return model.generate(ids, attention_mask=mask, **{"max_new_tokens": 8, "return_dict_in_generate": True, "output_scores": True, **settings})
+    return model.generate(
+        ids, attention_mask=mask, **{"max_new_tokens": 8, "return_dict_in_generate": True, "output_scores": True, **settings}
+    )
 
 
 def test_logprobs_are_those_of_the_drawn_tokens_after_temperature_truncation_and_penalty(model: Any, attachment: Attachment) -> None:
@@ -116,7 +115,9 @@ def test_beam_search_is_left_alone(model: Any, attachment: Attachment) -> None:
     assert tap.refused == "generation mode beam_search is not read"
 
 
-def test_a_second_generate_call_in_one_window_gives_no_numbers_because_rows_could_not_be_told_apart(model: Any, attachment: Attachment) -> None:
+def test_a_second_generate_call_in_one_window_gives_no_numbers_because_rows_could_not_be_told_apart(
+    model: Any, attachment: Attachment
+) -> None:
     tap = engine.open_tap()
     generate(model, **SAMPLING)
     generate(model, **SAMPLING)

@@ -31,18 +31,35 @@ def save_tiny_model(folder: Path, **overrides: Any) -> Path:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token=specials[0], eos_token=specials[2], additional_special_tokens=specials[1:2])
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=specials[0], eos_token=specials[2], additional_special_tokens=specials[1:2]
+    )
     fast.chat_template = (
-        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+        "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
+        "{% for call in m.tool_calls or [] %}<call>{{ call.function.name }} {{ call.function.arguments | tojson }}{% endfor %}"
+        "<|im_end|>\n{% endfor %}"
         "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
     )
     fast.save_pretrained(folder)
     settings = {
-        "vocab_size": len(fast), "hidden_size": 32, "intermediate_size": 64, "moe_intermediate_size": 24, "num_hidden_layers": 3,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [0],
-        "max_position_embeddings": 512, "tie_word_embeddings": False, "initializer_range": 0.4, "pad_token_id": fast.pad_token_id,
-        "eos_token_id": fast.eos_token_id, "bos_token_id": None,
-    }  # fmt: skip
+        "vocab_size": len(fast),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 24,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "num_experts": 8,
+        "num_experts_per_tok": 2,
+        "mlp_only_layers": [0],
+        "max_position_embeddings": 512,
+        "tie_word_embeddings": False,
+        "initializer_range": 0.4,
+        "pad_token_id": fast.pad_token_id,
+        "eos_token_id": fast.eos_token_id,
+        "bos_token_id": None,
+    }
     torch.manual_seed(0)
     model = Qwen3MoeForCausalLM(Qwen3MoeConfig(**settings | overrides))
     model.save_pretrained(folder)
@@ -74,7 +91,11 @@ def attached() -> Iterator[HookLog]:
     import trl.trainer.rloo_trainer
 
     log = HookLog()
-    pairs = [(transformers_generate, transformers.generation.utils), (trl_grpo, trl.trainer.grpo_trainer), (trl_rloo, trl.trainer.rloo_trainer)]
+    pairs = [
+        (transformers_generate, transformers.generation.utils),
+        (trl_grpo, trl.trainer.grpo_trainer),
+        (trl_rloo, trl.trainer.rloo_trainer),
+    ]
     if trl.__version__ >= "1":
         import trl.generation.vllm_generation
 
@@ -104,22 +125,37 @@ def train(model: Path, output: Path, *, algorithm: str = "grpo", capture: bool =
     config_class, default_class = {"grpo": (trl.GRPOConfig, trl.GRPOTrainer), "rloo": (trl.RLOOConfig, trl.RLOOTrainer)}[algorithm]
     extra = {name: settings.pop(name) for name in ("tools", "rollout_func", "eval_dataset") if name in settings}
     rewards = settings.pop("reward_funcs", reward_letters)
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    if "tools" in extra:
+        tokenizer.response_schema = {"type": "object"}  # TRL parses responses where one is set; tests replace the parser
     config = config_class(
         output_dir=str(output),
         **{
-            "use_cpu": True, "bf16": False, "per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "num_generations": 4,
-            "max_completion_length": 12, "max_steps": 2, "learning_rate": 1e-3, "logging_steps": 1, "report_to": "none", "save_strategy": "no",
-            "seed": 0, "model_init_kwargs": {"dtype": "float32"}, "disable_tqdm": True, **settings,
+            "use_cpu": True,
+            "bf16": False,
+            "per_device_train_batch_size": 4,
+            "gradient_accumulation_steps": 2,
+            "num_generations": 4,
+            "max_completion_length": 12,
+            "max_steps": 2,
+            "learning_rate": 1e-3,
+            "logging_steps": 1,
+            "report_to": "none",
+            "save_strategy": "no",
+            "seed": 0,
+            "model_init_kwargs": {"dtype": "float32"},
+            "disable_tqdm": True,
+            **settings,
         },
-    )  # fmt: skip
+    )
     dataset = Dataset.from_dict({"prompt": [[{"role": "user", "content": question}] for question in QUESTIONS * 4]})
     with collecting() as sink:
         log = HookLog()
         if capture:
             with attached() as log:
-                trainer = _trained(trainer_class or default_class, model, rewards, config, dataset, AutoTokenizer.from_pretrained(model), extra)
+                trainer = _trained(trainer_class or default_class, model, rewards, config, dataset, tokenizer, extra)
         else:
-            trainer = _trained(trainer_class or default_class, model, rewards, config, dataset, AutoTokenizer.from_pretrained(model), extra)
+            trainer = _trained(trainer_class or default_class, model, rewards, config, dataset, tokenizer, extra)
     return Run(sink, trainer.state.log_history, weights_digest(trainer.model), generators_digest(), log, trainer)
 
 
@@ -141,5 +177,9 @@ def weights_digest(model: Any) -> str:
 def generators_digest() -> str:
     """SHA-256 over the states of torch's, NumPy's and Python's global generators."""
     state = np.random.get_state()
-    parts = [torch.random.get_rng_state().numpy().tobytes(), state[1].tobytes() + repr(state[2:]).encode(), repr(random.getstate()).encode()]  # type: ignore[index, union-attr]
+    parts = [
+        torch.random.get_rng_state().numpy().tobytes(),
+        state[1].tobytes() + repr(state[2:]).encode(),
+        repr(random.getstate()).encode(),
+    ]  # type: ignore[index, union-attr]
     return hashlib.sha256(b"".join(parts)).hexdigest()

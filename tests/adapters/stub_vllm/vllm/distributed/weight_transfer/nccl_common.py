@@ -1,1 +1,2 @@
-def trainer_init(settings): raise NotImplementedError
+def trainer_init(settings):
+    raise NotImplementedError

@@ -1,1 +1,2 @@
-def packed_nccl_broadcast_producer(**settings): raise NotImplementedError
+def packed_nccl_broadcast_producer(**settings):
+    raise NotImplementedError

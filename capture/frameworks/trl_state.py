@@ -1,0 +1,73 @@
+"""What is going on in a TRL trainer while rlaudit follows it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from rlaudit import recording
+from rlaudit.capture.engines.transformers_generate import SamplingTap, close_tap
+from rlaudit.capture.models.routing import RoutingWindow
+
+from .trl_batch import FinishedBatch, GenerationBatch, Turn
+from .trl_records import Update
+
+
+class LossForward(NamedTuple):
+    """A loss forward's rows while it runs: labels in row order, and the padded prompt's width."""
+
+    rows: list[tuple[int, int]]
+    prompt_width: int
+    completion_mask: Any
+
+
+class Open(NamedTuple):
+    """What a hook opened around a call and must close."""
+
+    turn: Turn | None = None
+    source: str | None = None
+    tap: SamplingTap | None = None
+    window: RoutingWindow | None = None
+
+    def close(self) -> None:
+        """Close taps and windows; twice is harmless."""
+        if self.tap is not None:
+            close_tap(self.tap)
+        if self.window is not None:
+            self.window.close()
+
+
+class TrainerState:
+    """What is going on in one trainer. Everything of a batch but its rows' lengths goes when the batch is scored."""
+
+    def __init__(self) -> None:
+        self.batch: GenerationBatch | None = None
+        self.loss: LossForward | None = None
+        self.finished: dict[int, FinishedBatch] = {}
+        self.pending: list[Update] = []
+        self.step: int | None = None
+        self.said: set[str] = set()
+
+    def say(self, kind: str, name: str, message: str) -> None:
+        """An event, once a trainer and name."""
+        if name not in self.said:
+            self.said.add(name)
+            recording.record_event(kind=kind, name=name, message=message)
+
+
+class WeightSyncs:
+    """Counts weight synchronisations with vLLM in this process, for all trainers of it."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.generating: list[Any] = []
+
+    def sent(self) -> None:
+        """The trainer that is generating just sent its weights; ``policy_updates`` is unknown outside of a generation."""
+        self.count += 1
+        updates = int(self.generating[-1].state.global_step) if self.generating else None
+        recording.record_weights(
+            fact="sent", policy_version=None if updates is None else str(updates), policy_updates=updates, policy_syncs=self.count
+        )
+
+
+SYNCS = WeightSyncs()
