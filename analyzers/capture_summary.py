@@ -132,12 +132,17 @@ def _likely_reason(processes: tuple[CapturedProcess, ...], hooks: tuple[Captured
         return f"{refused[0].adapter} refused to attach: {refused[0].reason}"
     dropped = _total_dropped(processes)
     if dropped:
-        return "every row was dropped or skipped: " + "; ".join(f"{table}: {reason}" for table, reasons in dropped.items() for reason in reasons)
+        return "every row was dropped or skipped: " + "; ".join(
+            f"{table}: {reason}" for table, reasons in dropped.items() for reason in reasons
+        )
     attached = [hook for hook in hooks if hook.state == "attached"]
     if attached:
         return f"{', '.join(hook.adapter for hook in attached)} attached, but the code that they observe never ran"
     if unreached:
         return f"rlaudit is not installed in the environment of {unreached[0]}; install it there"
     if not processes:
-        return "no Python process was started with the captured environment (python -S, an emptied environment and containers keep capture out)"
+        return (
+            "no Python process was started with the captured environment "
+            "(python -S, an emptied environment and containers keep capture out)"
+        )
     return "no process imported a framework that rlaudit knows, and none called rlaudit.record_*; see rlaudit hooks"

@@ -8,9 +8,7 @@ import pyarrow as pa
 
 from rlaudit import schema
 
-_SPANS = pa.list_(
-    pa.struct([("start", pa.int32()), ("end", pa.int32()), ("version", pa.string()), ("updates", pa.int64())])
-)
+_SPANS = pa.list_(pa.struct([("start", pa.int32()), ("end", pa.int32()), ("version", pa.string()), ("updates", pa.int64())]))
 _TYPES: dict[str, pa.DataType] = {
     "int32": pa.int32(),
     "int64": pa.int64(),

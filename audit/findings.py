@@ -60,7 +60,9 @@ def judge(findings: Sequence[Finding], *, compared_tokens: int, basis: str, with
     withheld: reasons for which comparisons could not be made.
     """
     if compared_tokens == 0:
-        return Verdict("INCONCLUSIVE", "Nothing could be compared.", tuple(withheld) or ("No token has both a rollout and a trainer log-probability.",))
+        return Verdict(
+            "INCONCLUSIVE", "Nothing could be compared.", tuple(withheld) or ("No token has both a rollout and a trainer log-probability.",)
+        )
     for severity, status in (("fail", "FAIL"), ("warn", "WARN")):
         hits = [finding for finding in findings if finding.severity == severity]
         if hits:

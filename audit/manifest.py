@@ -70,7 +70,11 @@ class Manifest:
         if version != FORMAT_VERSION:
             raise UnknownFormat(
                 f"{where} has run format version {version}; this rlaudit reads version {FORMAT_VERSION}. "
-                + ("Install a newer rlaudit." if isinstance(version, int) and version > FORMAT_VERSION else "Convert it with the rlaudit that wrote it.")
+                + (
+                    "Install a newer rlaudit."
+                    if isinstance(version, int) and version > FORMAT_VERSION
+                    else "Convert it with the rlaudit that wrote it."
+                )
             )
         known = {f.name for f in fields(cls)}
         return cls(**{name: value for name, value in data.items() if name in known and name != "run_id"}, run_id=run_id)

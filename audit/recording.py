@@ -57,7 +57,7 @@ _sink: Sink | None = None
 
 def set_sink(sink: Sink | None) -> None:
     """Install the recorder behind these functions (capture does this), or remove it with None."""
-    global _sink
+    global _sink  # noqa: PLW0603  (one recorder a process is the point)
     _sink = sink
 
 

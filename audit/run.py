@@ -57,7 +57,9 @@ class Run:
         except FileNotFoundError:
             raise RunNotFound(f"{path} holds no run: it has no {FILE_NAME}") from None
         except PermissionError:
-            raise RunNotFound(f"{path} can't be read: permission denied on {FILE_NAME}; captures are private to the user who made them") from None
+            raise RunNotFound(
+                f"{path} can't be read: permission denied on {FILE_NAME}; captures are private to the user who made them"
+            ) from None
         return cls(storage, Manifest.from_json(text, f"{storage.location}/{FILE_NAME}"))
 
     def __del__(self) -> None:
@@ -101,14 +103,23 @@ class Run:
 
     def segments(self, table: str, steps: Steps | None = None) -> list[Segment]:
         """The segments of ``table`` that may hold rows of ``steps`` (inclusive; None: all), by first step."""
-        hits = [s for s in self._segments[table] if steps is None or s.first_step is None or s.last_step is None or (s.first_step <= steps[1] and s.last_step >= steps[0])]
+        hits = [
+            s
+            for s in self._segments[table]
+            if steps is None or s.first_step is None or s.last_step is None or (s.first_step <= steps[1] and s.last_step >= steps[0])
+        ]
         return sorted(hits, key=lambda s: (s.first_step if s.first_step is not None else -1, s.process, s.number))
 
     def bytes(self, table: str) -> int:
         """Bytes on disk of a table's segments."""
-        return sum(self._storage.size(s.path) if s.path.startswith(self.path) or "://" in s.path else Path(s.path).stat().st_size for s in self._segments[table])
+        return sum(
+            self._storage.size(s.path) if s.path.startswith(self.path) or "://" in s.path else Path(s.path).stat().st_size
+            for s in self._segments[table]
+        )
 
-    def read(self, table: str, columns: Sequence[str] | None = None, steps: Steps | None = None, filters: pc.Expression | None = None) -> pa.Table:
+    def read(
+        self, table: str, columns: Sequence[str] | None = None, steps: Steps | None = None, filters: pc.Expression | None = None
+    ) -> pa.Table:
         """Rows of ``table`` as Arrow in the schema's types (columns in the given order; None: all).
 
         ``steps``: inclusive range. ``filters``: a pyarrow expression. DamagedRun names a segment that can't be read.
@@ -149,7 +160,10 @@ class Run:
                     raise DamagedRun(self._damage(segment.path, error)) from error
                 missing = set(arrow_schema(table).names) - set(names)
                 if missing:
-                    raise DamagedRun(f"{segment.path} is no segment of table {table}: it lacks {', '.join(sorted(missing))}; move it out of the run's folder")
+                    raise DamagedRun(
+                        f"{segment.path} is no segment of table {table}: it lacks {', '.join(sorted(missing))}; "
+                        "move it out of the run's folder"
+                    )
 
     def steps(self) -> list[int]:
         """The training steps for which there are sequences, in order."""
@@ -163,7 +177,7 @@ class Run:
 
     def connect(self) -> duckdb.DuckDBPyConnection:
         """A DuckDB connection with one view a table and the views of ``rlaudit.sql``. See ``rlaudit.query``."""
-        from rlaudit.query import connect  # noqa: PLC0415  (duckdb is a quarter of a second that readers of Arrow need not pay)
+        from rlaudit.query import connect
 
         return connect(self)
 

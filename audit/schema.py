@@ -51,11 +51,22 @@ PROVENANCE = (
 )
 POLICY = (
     Column("policy_version", "string", "The engine's or framework's own label of the weights; for a sequence with several, the first."),
-    Column("policy_updates", "int64", "The same weights as a count of optimizer steps; null where the label can't be mapped.", "optimizer steps"),
-    Column("policy_syncs", "int64", "The same weights as a count of observed weight synchronisations; null where none were observed.", "synchronisations"),
+    Column(
+        "policy_updates",
+        "int64",
+        "The same weights as a count of optimizer steps; null where the label can't be mapped.",
+        "optimizer steps",
+    ),
+    Column(
+        "policy_syncs",
+        "int64",
+        "The same weights as a count of observed weight synchronisations; null where none were observed.",
+        "synchronisations",
+    ),
 )
 VERSION_SPANS = Column(
-    "version_spans", "spans",
+    "version_spans",
+    "spans",
     "Weights per response-token span [start, end) where a sequence was sampled under several; null where one version covers it all.",
 )
 SAMPLING = (
@@ -67,9 +78,13 @@ SAMPLING = (
 )
 
 SEQUENCES = Table(
-    "sequences", "one sampled response as the trainer consumed it", ("attempt", "step", "sequence_id"),
+    "sequences",
+    "one sampled response as the trainer consumed it",
+    ("attempt", "step", "sequence_id"),
     (
-        ATTEMPT, STEP, SEQUENCE_ID,
+        ATTEMPT,
+        STEP,
+        SEQUENCE_ID,
         Column("group_id", "string", "Responses to the same prompt that are compared with each other (GRPO group)."),
         Column("trajectory_id", "string", "The episode that the sequence is a part of; null where one sequence is the whole episode."),
         Column("turn", "int32", "Turn within the trajectory, from 0; null where there are no turns."),
@@ -77,57 +92,116 @@ SEQUENCES = Table(
         Column("prompt_tokens", "list<int32>", "Prompt token ids without padding (keyed hashes under --tokens hashed).", "token id"),
         Column("response_tokens", "list<int32>", "Response token ids without padding, environment and tool tokens included.", "token id"),
         Column("sampled_mask", "list<bool>", "True where the policy sampled the response token; null where it sampled all of them."),
-        Column("loss_mask", "list<bool>", "True where the response token counted in the loss, after rejection and truncation; null where unknown."),
+        Column(
+            "loss_mask",
+            "list<bool>",
+            "True where the response token counted in the loss, after rejection and truncation; null where unknown.",
+        ),
         Column("reward", "float64", "Scalar reward as the trainer used it; null where unknown.", "reward"),
-        Column("advantage", "float64", "Advantage where it is one number a sequence; null where it varies by token or is unknown.", "advantage"),
+        Column(
+            "advantage", "float64", "Advantage where it is one number a sequence; null where it varies by token or is unknown.", "advantage"
+        ),
         Column("finish_reason", "string", "stop, length, abort, tool or the engine's own word; null where unknown."),
-        *POLICY, VERSION_SPANS, *SAMPLING, *PROVENANCE,
+        *POLICY,
+        VERSION_SPANS,
+        *SAMPLING,
+        *PROVENANCE,
     ),
 )
 
 SCORES = Table(
-    "scores", "the log-probabilities of one sequence from one policy evaluation",
+    "scores",
+    "the log-probabilities of one sequence from one policy evaluation",
     ("attempt", "step", "sequence_id", "source", "update", "first_position"),
     (
-        ATTEMPT, STEP, SEQUENCE_ID,
-        Column("source", "string", "Which evaluation: rollout (sampling time), trainer (recomputed before the update), update (inside the training forward), reference, replay/<variant>."),
-        Column("update", "int32", "Optimizer steps done since the sequence's first use when this was computed; 0 for rollout and trainer.", "optimizer steps"),
-        Column("first_position", "int32", "Response position of logprobs[0]; above 0 only in parts written by context-parallel ranks.", "tokens"),
-        Column("logprobs", "list<float32>", "Log-probability of each response token; null where missing, never 0.0. NaN and infinities are kept as computed.", "nats"),
+        ATTEMPT,
+        STEP,
+        SEQUENCE_ID,
+        Column(
+            "source",
+            "string",
+            "Which evaluation: rollout (sampling time), trainer (recomputed before the update), update (inside the training forward), "
+            "reference, replay/<variant>.",
+        ),
+        Column(
+            "update",
+            "int32",
+            "Optimizer steps done since the sequence's first use when this was computed; 0 for rollout and trainer.",
+            "optimizer steps",
+        ),
+        Column(
+            "first_position",
+            "int32",
+            "Response position of logprobs[0]; above 0 only in parts written by context-parallel ranks.",
+            "tokens",
+        ),
+        Column(
+            "logprobs",
+            "list<float32>",
+            "Log-probability of each response token; null where missing, never 0.0. NaN and infinities are kept as computed.",
+            "nats",
+        ),
         Column("entropies", "list<float32>", "Entropy of the full distribution at each response token; null where not computed.", "nats"),
         *POLICY,
         Column("forward", "string", "Kind of forward pass: decode, prefill, recompute or update."),
         Column("temperature", "float64", "Temperature that was applied to the logits before these log-probabilities; null where unknown."),
-        Column("logprob_mode", "string", "processed (after temperature and truncation), tempered (after temperature, before truncation), raw (before both); null where unknown."),
+        Column(
+            "logprob_mode",
+            "string",
+            "processed (after temperature and truncation), tempered (after temperature, before truncation), raw (before both); "
+            "null where unknown.",
+        ),
         Column("dtype", "string", "Compute dtype of the forward pass (autocast's where it is on), as torch names it without the prefix."),
         Column("weight_dtype", "string", "Dtype of the weights that the forward pass read."),
         Column("backend", "string", "What computed it, for example transformers.generate, vllm, sglang, trl."),
-        Column("micro_batch", "int64", "The forward call within its process that held this sequence; sequences with equal numbers shared a batch."),
+        Column(
+            "micro_batch",
+            "int64",
+            "The forward call within its process that held this sequence; sequences with equal numbers shared a batch.",
+        ),
         *PROVENANCE,
     ),
 )
 
 ROUTING = Table(
-    "routing", "the experts chosen for one sequence's tokens by one policy evaluation",
+    "routing",
+    "the experts chosen for one sequence's tokens by one policy evaluation",
     ("attempt", "step", "sequence_id", "request_id", "source", "update", "first_position"),
     (
-        ATTEMPT, STEP, SEQUENCE_ID,
+        ATTEMPT,
+        STEP,
+        SEQUENCE_ID,
         Column("request_id", "string", "The engine call, where an engine that knows no sequence wrote the row; otherwise null."),
         Column("source", "string", "As in scores."),
         Column("update", "int32", "As in scores.", "optimizer steps"),
         Column("first_position", "int32", "Absolute position (0 = the prompt's first token) of the first token row.", "tokens"),
-        Column("tokens", "int32", "Number of token rows. Row j belongs to the forward pass of token j; the last sampled token has none in a rollout.", "tokens"),
-        Column("layer_ids", "list<int32>", "Absolute decoder layer of each routed layer, in the order of the bytes; dense layers are absent."),
+        Column(
+            "tokens",
+            "int32",
+            "Number of token rows. Row j belongs to the forward pass of token j; the last sampled token has none in a rollout.",
+            "tokens",
+        ),
+        Column(
+            "layer_ids", "list<int32>", "Absolute decoder layer of each routed layer, in the order of the bytes; dense layers are absent."
+        ),
         Column("top_k", "int32", "Experts chosen for each token and layer.", "experts"),
-        Column("num_experts", "int32", "Experts that the router chooses from. Up to 256 an id is one byte, above it two (little endian).", "experts"),
+        Column(
+            "num_experts",
+            "int32",
+            "Experts that the router chooses from. Up to 256 an id is one byte, above it two (little endian).",
+            "experts",
+        ),
         Column("experts", "binary", "Expert ids: tokens x layers x top_k, row-major, slots in the engine's own order."),
         Column("weights", "binary", "Gate weights, float32 little endian, same shape and order as experts; null where not recorded."),
-        *POLICY, *PROVENANCE,
+        *POLICY,
+        *PROVENANCE,
     ),
 )
 
 REQUESTS = Table(
-    "requests", "one engine call as the engine saw it: tokens in, tokens out", ("attempt", "request_id"),
+    "requests",
+    "one engine call as the engine saw it: tokens in, tokens out",
+    ("attempt", "request_id"),
     (
         ATTEMPT,
         Column("request_id", "string", "Identifies the call within the run."),
@@ -140,7 +214,8 @@ REQUESTS = Table(
         Column("output_tokens", "list<int32>", "Token ids that the engine returned.", "token id"),
         Column("logprobs", "list<float32>", "Log-probabilities that the engine returned for output_tokens; null where missing.", "nats"),
         Column("logprob_mode", "string", "As in scores."),
-        *POLICY, VERSION_SPANS,
+        *POLICY,
+        VERSION_SPANS,
         Column("cached_tokens", "int32", "Input tokens served from the prefix cache; null where unknown.", "tokens"),
         Column("finish_reason", "string", "As in sequences."),
         *SAMPLING,
@@ -151,9 +226,13 @@ REQUESTS = Table(
 )
 
 LINKS = Table(
-    "links", "which engine call produced which part of a sequence", ("attempt", "step", "sequence_id", "request_id", "turn"),
+    "links",
+    "which engine call produced which part of a sequence",
+    ("attempt", "step", "sequence_id", "request_id", "turn"),
     (
-        ATTEMPT, STEP, SEQUENCE_ID,
+        ATTEMPT,
+        STEP,
+        SEQUENCE_ID,
         Column("request_id", "string", "The engine call."),
         Column("turn", "int32", "Turn of the sequence that the call produced, from 0."),
         Column("start", "int32", "First response position that the call produced.", "tokens"),
@@ -165,12 +244,18 @@ LINKS = Table(
 )
 
 WEIGHTS = Table(
-    "weights", "one weight synchronisation, checksum or saved checkpoint", ("attempt", "time", "fact", "tensor"),
+    "weights",
+    "one weight synchronisation, checksum or saved checkpoint",
+    ("attempt", "time", "fact", "tensor"),
     (
         ATTEMPT,
         Column("time", "timestamp[us]", "When (UTC)."),
         *POLICY,
-        Column("fact", "string", "sent (by the trainer), received (by the engine), resident (what the engine computes with) or saved (checkpoint)."),
+        Column(
+            "fact",
+            "string",
+            "sent (by the trainer), received (by the engine), resident (what the engine computes with) or saved (checkpoint).",
+        ),
         Column("tensor", "string", "Parameter name; null for the whole model."),
         Column("checksum", "string", "Shard-additive checksum in hexadecimal; null where none was asked for."),
         Column("checkpoint", "string", "Path of the saved checkpoint; null unless fact is saved."),
@@ -180,9 +265,12 @@ WEIGHTS = Table(
 )
 
 FRAMEWORK_METRICS = Table(
-    "framework_metrics", "one number that the framework itself logged", ("attempt", "step", "framework", "name"),
+    "framework_metrics",
+    "one number that the framework itself logged",
+    ("attempt", "step", "framework", "name"),
     (
-        ATTEMPT, STEP,
+        ATTEMPT,
+        STEP,
         Column("framework", "string", "Who logged it, for example trl."),
         Column("name", "string", "The framework's own name for the number."),
         Column("value", "float64", "The value as logged."),
@@ -191,11 +279,17 @@ FRAMEWORK_METRICS = Table(
 )
 
 EVENTS = Table(
-    "events", "something that capture wants known", ("attempt", "time", "process", "kind", "name"),
+    "events",
+    "something that capture wants known",
+    ("attempt", "time", "process", "kind", "name"),
     (
         ATTEMPT,
         Column("time", "timestamp[us]", "When (UTC)."),
-        Column("kind", "string", "process_started, hook_attached, hook_refused, hook_failed, heartbeat, rows_dropped, capture_stopped, step, ..."),
+        Column(
+            "kind",
+            "string",
+            "process_started, hook_attached, hook_refused, hook_failed, heartbeat, rows_dropped, capture_stopped, step, ...",
+        ),
         Column("name", "string", "What it is about: a hook, a table, a reason."),
         Column("message", "string", "One sentence for people; null where kind and name say it all."),
         Column("count", "int64", "How many rows, calls or times; null where there is nothing to count."),

@@ -125,8 +125,7 @@ def conform(rows: pa.Table, table: str) -> pa.Table:
     if unknown:
         raise ValueError(f"table {table} has no column {', '.join(sorted(unknown))}")
     columns = [
-        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type)
-        for field in target
+        rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type) for field in target
     ]
     return pa.Table.from_arrays(columns, schema=target)
 
@@ -215,9 +214,7 @@ def _blobs(field: Blobs) -> pa.Array:
     lengths = np.frombuffer(field.lengths, np.int64)
     offsets, missing = _offsets(lengths)
     validity = pa.array(lengths >= 0).buffers()[1] if missing is not None else None
-    return pa.Array.from_buffers(
-        pa.binary(), len(lengths), [validity, offsets.buffers()[1], pa.py_buffer(field.values)]
-    )
+    return pa.Array.from_buffers(pa.binary(), len(lengths), [validity, offsets.buffers()[1], pa.py_buffer(field.values)])
 
 
 def _has_lists(table: str) -> bool:

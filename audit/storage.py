@@ -50,7 +50,7 @@ class RemoteStorage:
     """A folder of a file system that fsspec knows (``s3://``, ``gs://``, ``memory://``, ...)."""
 
     def __init__(self, url: str) -> None:
-        import fsspec  # noqa: PLC0415  (a tenth of a second that local runs need not pay)
+        import fsspec
 
         self.filesystem, self.root = fsspec.core.url_to_fs(url)
         self.protocol = url.split("://", 1)[0]

@@ -69,13 +69,23 @@ def record(sink: Any, batch: dict[str, Any], step: int) -> float:
     prompts = [[1, 2, 3]] * sequences
     began = time.perf_counter()
     sink.record_rollout(
-        step=step, sequence_ids=ids, prompt_tokens=prompts, response_tokens=Padded(batch["tokens"], batch["mask"]),
-        logprobs=Padded(batch["rollout"], batch["mask"]), loss_mask=Padded(batch["mask"], batch["mask"]), policy_updates=step,
+        step=step,
+        sequence_ids=ids,
+        prompt_tokens=prompts,
+        response_tokens=Padded(batch["tokens"], batch["mask"]),
+        logprobs=Padded(batch["rollout"], batch["mask"]),
+        loss_mask=Padded(batch["mask"], batch["mask"]),
+        policy_updates=step,
     )
     sink.record_scores(step=step, sequence_ids=ids, source="trainer", logprobs=Padded(batch["trainer"], batch["mask"]), policy_updates=step)
     if "routing" in batch:
         sink.record_routing(
-            step=step, sequence_ids=ids, source="rollout", experts=Padded(batch["routing"], batch["mask"]), num_experts=EXPERTS, layer_ids=range(LAYERS),
+            step=step,
+            sequence_ids=ids,
+            source="rollout",
+            experts=Padded(batch["routing"], batch["mask"]),
+            num_experts=EXPERTS,
+            layer_ids=range(LAYERS),
         )
     return time.perf_counter() - began
 
@@ -174,7 +184,9 @@ def run_child(name: str, sequences: int, tokens: int, folder: Path) -> tuple[flo
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     done = subprocess.run(
         [sys.executable, __file__, "--child", name, "--sequences", str(sequences), "--tokens", str(tokens), "--folder", str(folder)],
-        check=True, stdout=subprocess.PIPE, text=True,
+        check=True,
+        stdout=subprocess.PIPE,
+        text=True,
     )
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime, done.stdout
@@ -192,12 +204,14 @@ def report_sizes(sequences: int, tokens: int, folder: Path, saved: int) -> bool:
     count = sequences * tokens
     size = {table: sum(p.stat().st_size for p in (folder / table).glob("*.parquet")) for table in ("sequences", "scores", "routing")}
     raw = count * LAYERS * TOP_K
-    print(f"disk, {count:,} tokens: sequences {size['sequences'] / 1e6:.1f} MB, scores {size['scores'] / 1e6:.1f} MB, routing {size['routing'] / 1e6:.1f} MB")
-    return all([
-        verdict("all tables / torch.save", sum(size.values()) / saved, 0.5),
-        verdict("bytes a token without routing", (size["sequences"] + size["scores"]) / count, 9.5),
-        verdict("routing / raw uint8 routing", size["routing"] / raw, 0.9),
-    ])
+    print(f"disk, {count:,} tokens: " + ", ".join(f"{table} {size[table] / 1e6:.1f} MB" for table in size))
+    return all(
+        [
+            verdict("all tables / torch.save", sum(size.values()) / saved, 0.5),
+            verdict("bytes a token without routing", (size["sequences"] + size["scores"]) / count, 9.5),
+            verdict("routing / raw uint8 routing", size["routing"] / raw, 0.9),
+        ]
+    )
 
 
 def main() -> int:
@@ -213,19 +227,34 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="rlaudit-benchmark-") as temporary:
         folder = Path(temporary)
         times = measure_thread(options.sequences, options.tokens, folder)
-        print(f"training thread, {options.sequences} x {options.tokens} tokens: copy {times['copy']:.3f} s, record {times['record']:.3f} s, torch.save {times['save']:.3f} s")
-        holds = [verdict("record / fresh copy", times["record"] / times["copy"], 1.0), verdict("record / torch.save", times["record"] / times["save"], 0.25)]
+        print(
+            f"training thread, {options.sequences} x {options.tokens} tokens: "
+            + ", ".join(f"{what} {seconds:.3f} s" for what, seconds in times.items())
+        )
+        holds = [
+            verdict("record / fresh copy", times["record"] / times["copy"], 1.0),
+            verdict("record / torch.save", times["record"] / times["save"], 0.25),
+        ]
         cpu = {name: run_child(name, options.sequences, options.tokens, folder / name)[0] for name in ("make", "record", "save")}
         convert, _ = run_child("convert", options.sequences, options.tokens, folder / "record")
         print(
-            f"CPU seconds of whole processes, making the batch ({cpu['make']:.2f} s) subtracted: record with writer {cpu['record'] - cpu['make']:.2f}, "
+            f"CPU seconds of whole processes, making the batch ({cpu['make']:.2f} s) subtracted: "
+            f"record with writer {cpu['record'] - cpu['make']:.2f}, "
             f"conversion to Parquet in the launcher {convert:.2f} (with start-up), torch.save {cpu['save'] - cpu['make']:.2f}"
         )
         holds.append(report_sizes(options.sequences, options.tokens, folder / "record", (folder / "save" / "batch.pt").stat().st_size))
         slow = json.loads(run_child("slow", options.sequences, options.tokens, folder / "slow")[1])
-        print(f"slow writer, queue limit {slow['limit'] / 1e6:.0f} MB: {slow['written']} rows written, {slow['dropped']} dropped and counted")
-        # The batch being written is laid out beside the queue, in frames of 32 MiB, and the one being offered is copied before it is refused.
-        holds.append(verdict("peak memory above the producer's own / (limit + one batch + frame)", slow["peak"] / (slow["limit"] + (16 << 20) + (64 << 20)), 1.0))
+        print(
+            f"slow writer, queue limit {slow['limit'] / 1e6:.0f} MB: {slow['written']} rows written, {slow['dropped']} dropped and counted"
+        )
+        # Beside the queue: the batch being written, laid out in frames of 32 MiB, and the one that is copied before it is refused.
+        holds.append(
+            verdict(
+                "peak memory above the producer's own / (limit + one batch + frame)",
+                slow["peak"] / (slow["limit"] + (16 << 20) + (64 << 20)),
+                1.0,
+            )
+        )
     return 0 if all(holds) else 1
 
 

@@ -45,7 +45,9 @@ def attach(adapter_module: ModuleType, module: ModuleType, recorder: Recorder) -
         attachment.detach()  # all or nothing: half an adapter would record half a truth
         raise
     recorder.event(
-        "hook_attached", adapter.name, None,
+        "hook_attached",
+        adapter.name,
+        None,
         detail={"distribution": adapter.distribution, "version": version, "absent": attachment.absent, "records": adapter.records},
     )
     return attachment

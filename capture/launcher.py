@@ -103,9 +103,16 @@ def launch(options: CaptureOptions, command: Sequence[str]) -> Captured:
     _check_executable(command[0])
     folder = _new_folder(options.out)
     config = CaptureConfig(
-        run=str(folder), run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}", tables=tables, sample=options.sample,
-        routing_sample=options.routing_sample, max_bytes=options.max_bytes, token_key=_token_key(options), queue_bytes=options.queue_bytes,
-        lossless=options.lossless, routing_weights=options.routing_weights,
+        run=str(folder),
+        run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}",
+        tables=tables,
+        sample=options.sample,
+        routing_sample=options.routing_sample,
+        max_bytes=options.max_bytes,
+        token_key=_token_key(options),
+        queue_bytes=options.queue_bytes,
+        lossless=options.lossless,
+        routing_weights=options.routing_weights,
     )
     manifest = _first_manifest(config, options, command)
     _write_first(manifest, folder)
@@ -136,7 +143,9 @@ def _check_executable(program: str) -> None:
     if shutil.which(program) is not None:
         return
     if os.sep in program and Path(program).exists():
-        raise CommandNotExecutable(f"{program} is not executable; start it by its interpreter (bash {program}, python {program}) or make it so (chmod +x)")
+        raise CommandNotExecutable(
+            f"{program} is not executable; start it by its interpreter (bash {program}, python {program}) or make it so (chmod +x)"
+        )
     raise CommandNotFound(f"{program}: command not found")
 
 
@@ -147,7 +156,9 @@ def _new_folder(out: Path | None) -> Path:
             raise RunExists(f"{folder} is a file; give a folder that doesn't exist yet")
         if any(folder.iterdir()):
             what = "another run" if (folder / FILE_NAME).exists() else "other files"
-            raise RunExists(f"{folder} holds {what} already; nothing was started. Choose another --out, or remove the folder if its contents may go")
+            raise RunExists(
+                f"{folder} holds {what} already; nothing was started. Choose another --out, or remove the folder if its contents may go"
+            )
     return folder
 
 
@@ -158,7 +169,9 @@ def _write_first(manifest: Manifest, folder: Path) -> None:
         (folder / "spool").mkdir(exist_ok=True)
         manifest.write(folder)
     except OSError as error:
-        raise BadOption(f"the run's folder {folder} can't be written ({error.strerror}); nothing was started. Choose another --out") from error
+        raise BadOption(
+            f"the run's folder {folder} can't be written ({error.strerror}); nothing was started. Choose another --out"
+        ) from error
 
 
 def _token_key(options: CaptureOptions) -> str | None:
@@ -170,11 +183,23 @@ def _token_key(options: CaptureOptions) -> str | None:
 
 def _first_manifest(config: CaptureConfig, options: CaptureOptions, command: Sequence[str]) -> Manifest:
     return Manifest(
-        run_id=config.run_id, command=redact_arguments(list(command)), working_directory=str(Path.cwd()), started=time.time(),
-        hosts=[os.uname().nodename], environment=allowed_environment(), git=_git(), rlaudit_version=__version__,
+        run_id=config.run_id,
+        command=redact_arguments(list(command)),
+        working_directory=str(Path.cwd()),
+        started=time.time(),
+        hosts=[os.uname().nodename],
+        environment=allowed_environment(),
+        git=_git(),
+        rlaudit_version=__version__,
         options={
-            "tables": list(config.tables), "sample": config.sample, "routing_sample": config.routing_sample, "max_bytes": config.max_bytes,
-            "tokens": options.tokens, "lossless": config.lossless, "queue_bytes": config.queue_bytes, "routing_weights": config.routing_weights,
+            "tables": list(config.tables),
+            "sample": config.sample,
+            "routing_sample": config.routing_sample,
+            "max_bytes": config.max_bytes,
+            "tokens": options.tokens,
+            "lossless": config.lossless,
+            "queue_bytes": config.queue_bytes,
+            "routing_weights": config.routing_weights,
         },
     )
 
@@ -204,7 +229,7 @@ def _environment(config: CaptureConfig) -> dict[str, str]:
 
 
 def _start_line(folder: Path, tables: Sequence[str]) -> str:
-    from rlaudit.capture.registry import TRIGGERS  # noqa: PLC0415
+    from rlaudit.capture.registry import TRIGGERS
 
     armed = sorted({module.rsplit(".", 1)[-1] for modules in TRIGGERS.values() for module in modules})
     off = " (switched off by RLAUDIT_DISABLE)" if os.environ.get(DISABLE_VARIABLE) == "1" else ""
@@ -222,7 +247,11 @@ def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path) -
     old = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
     try:
         # The command starts with the mask that this process had; Popen itself may not be interrupted half-way.
-        process = subprocess.Popen(command, env=environment, preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, old) and None)
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, old) and None,  # noqa: PLW1509  (no thread of ours yet)
+        )
         stop = threading.Event()
         converter = threading.Thread(target=_convert_while_running, args=(folder, stop), name="rlaudit-converter", daemon=True)
         converter.start()
@@ -242,7 +271,7 @@ def _convert_while_running(folder: Path, stop: threading.Event) -> None:
         try:
             sealed = [p for p in sorted((folder / "spool").glob("*.spool")) if p.stat().st_size >= 1 << 20]
             if sealed:
-                from rlaudit.capture.conversion import convert_and_remove  # noqa: PLC0415  (pyarrow, only once there is something)
+                from rlaudit.capture.conversion import convert_and_remove
 
                 for spool in sealed:
                     convert_and_remove(spool, folder)
@@ -262,11 +291,13 @@ def _note_usage(folder: Path) -> None:
 
 def _finish(manifest: Manifest, folder: Path) -> None:
     """Convert what is left and complete the manifest; what can't be converted stays, and the reader reads it from there."""
-    from rlaudit.capture.conversion import convert_leftovers, describe_environment  # noqa: PLC0415
+    from rlaudit.capture.conversion import convert_leftovers, describe_environment
 
     try:
         convert_leftovers(folder)
         describe_environment(manifest, folder)
         manifest.write(folder)
     except OSError as error:
-        sys.stderr.write(f"rlaudit: the run in {folder} could not be completed ({error.strerror or error}); what was captured is kept and can be read\n")
+        sys.stderr.write(
+            f"rlaudit: the run in {folder} could not be completed ({error.strerror or error}); what was captured is kept and can be read\n"
+        )

@@ -25,7 +25,7 @@ from rlaudit.capture.config import CaptureConfig
 from rlaudit.capture.hooks import HookLog
 from rlaudit.capture.process import process_facts
 from rlaudit.capture.sampling import TokenHasher, prompt_fraction
-from rlaudit.capture.snapshot import Pending, Ragged
+from rlaudit.capture.snapshot import Pending, Ragged, flat_view
 from rlaudit.spool import Constant, Field, Lists, Scalars, SpoolFile, encode_frame
 
 FRAME_BYTES = 32 << 20
@@ -98,7 +98,9 @@ class Recorder:
             return False
         return True
 
-    def submit(self, table: str, rows: int, columns: Sequence[Pending], sequence_ids: Sequence[str] | None = None, prompts: Ragged | None = None) -> None:
+    def submit(
+        self, table: str, rows: int, columns: Sequence[Pending], sequence_ids: Sequence[str] | None = None, prompts: Ragged | None = None
+    ) -> None:
         """Enqueue copied rows of a table that is wanted. Drops and counts them where the queue is full (waits under ``--lossless``)."""
         if rows == 0:
             return
@@ -130,11 +132,17 @@ class Recorder:
                 self._changed.wait(left)
         return True
 
-    def event(self, kind: str, name: str, message: str | None = None, count: int | None = None, detail: Mapping[str, Any] | None = None) -> None:
+    def event(
+        self, kind: str, name: str, message: str | None = None, count: int | None = None, detail: Mapping[str, Any] | None = None
+    ) -> None:
         """Write an event at once, on the calling thread (rare: attaching, stopping, heartbeats)."""
         columns: dict[str, Field] = {
-            "time": Constant(time.time()), "kind": Constant(kind), "name": Constant(name), "message": Constant(message),
-            "count": Constant(count), "detail": Constant(json.dumps(detail, default=str) if detail is not None else None),
+            "time": Constant(time.time()),
+            "kind": Constant(kind),
+            "name": Constant(name),
+            "message": Constant(message),
+            "count": Constant(count),
+            "detail": Constant(json.dumps(detail, default=str) if detail is not None else None),
         }
         with self._spool_lock:
             self._append(encode_frame("events", 1, columns))
@@ -226,7 +234,7 @@ class Recorder:
                 field = columns.get(name)
                 if isinstance(field, Lists):
                     hashed = self._hasher(np.frombuffer(field.values, np.int32))
-                    columns[name] = field._replace(values=memoryview(hashed).cast("B") if hashed.size else memoryview(b""))
+                    columns[name] = field._replace(values=flat_view(hashed))
         frame = encode_frame(batch.table, high - low, columns)
         with self._spool_lock:
             if self._over_budget():
@@ -275,7 +283,12 @@ class Recorder:
     def _stop_locked(self, reason: str) -> None:
         if self.stopped is not None:
             return
-        columns: dict[str, Field] = {"time": Constant(time.time()), "kind": Constant("capture_stopped"), "name": Constant(reason), "message": Scalars([reason])}
+        columns: dict[str, Field] = {
+            "time": Constant(time.time()),
+            "kind": Constant("capture_stopped"),
+            "name": Constant(reason),
+            "message": Scalars([reason]),
+        }
         try:
             if self._spool is not None:
                 self._spool.append(encode_frame("events", 1, columns))
@@ -300,12 +313,20 @@ class Recorder:
         """What this process has done so far; the last one a process wrote is its balance."""
         self._last_heartbeat = time.monotonic()
         detail = {
-            "rows": self.rows, "dropped": self.dropped, "bytes": self.written_bytes, "fired": self.log.fired, "failures": self.log.failures,
-            "hook_seconds": round(self.log.seconds, 6), "writer_seconds": round(self.writer_seconds, 6),
+            "rows": self.rows,
+            "dropped": self.dropped,
+            "bytes": self.written_bytes,
+            "fired": self.log.fired,
+            "failures": self.log.failures,
+            "hook_seconds": round(self.log.seconds, 6),
+            "writer_seconds": round(self.writer_seconds, 6),
             "process_seconds": round(time.process_time(), 6),
         }
         columns: dict[str, Field] = {
-            "time": Constant(time.time()), "kind": Constant("heartbeat"), "name": Constant("process"), "detail": Constant(json.dumps(detail)),
+            "time": Constant(time.time()),
+            "kind": Constant("heartbeat"),
+            "name": Constant("process"),
+            "detail": Constant(json.dumps(detail)),
         }
         self._append(encode_frame("events", 1, columns))
 

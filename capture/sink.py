@@ -44,11 +44,21 @@ def _lists(rows: int, kinds: dict[str, str], **columns: Any) -> list[Pending]:
 
 
 _KINDS = {
-    "prompt_tokens": "<i4", "response_tokens": "<i4", "input_tokens": "<i4", "output_tokens": "<i4",
-    "logprobs": "<f4", "entropies": "<f4", "sampled_mask": "|u1", "loss_mask": "|u1",
+    "prompt_tokens": "<i4",
+    "response_tokens": "<i4",
+    "input_tokens": "<i4",
+    "output_tokens": "<i4",
+    "logprobs": "<f4",
+    "entropies": "<f4",
+    "sampled_mask": "|u1",
+    "loss_mask": "|u1",
 }
 _SEQUENCE_NAMES = {
-    "group_ids": "group_id", "trajectory_ids": "trajectory_id", "turns": "turn", "rewards": "reward", "advantages": "advantage",
+    "group_ids": "group_id",
+    "trajectory_ids": "trajectory_id",
+    "turns": "turn",
+    "rewards": "reward",
+    "advantages": "advantage",
     "finish_reasons": "finish_reason",
 }
 _POLICY = ("policy_version", "policy_updates", "policy_syncs")
@@ -76,7 +86,11 @@ class RecorderSink:
         if self.recorder.accepts("sequences", rows):
             self.recorder.submit("sequences", rows, [*key, prompts, *lists, *plain], ids, prompts)
         if logprobs is not None and self.recorder.accepts("scores", rows):
-            columns = [*key, *_lists(rows, _KINDS, logprobs=logprobs), *_values(source="rollout", update=0, first_position=0, temperature=temperature, **policy, **semantics)]
+            columns = [
+                *key,
+                *_lists(rows, _KINDS, logprobs=logprobs),
+                *_values(source="rollout", update=0, first_position=0, temperature=temperature, **policy, **semantics),
+            ]
             self.recorder.submit("scores", rows, columns, ids, prompts)
 
     @_guarded
@@ -102,8 +116,12 @@ class RecorderSink:
         chosen = Experts(experts, weights if self.recorder.config.routing_weights else None, len(layer_ids), num_experts, rows)
         layers = [int(layer) for layer in layer_ids]
         columns = [
-            *_values(sequence_id=list(ids) if ids is not None else None, request_id=list(requests) if requests is not None else None, **given),
-            *_values(num_experts=num_experts, top_k=int(chosen.top_k)), Fixed("layer_ids", layers), chosen,
+            *_values(
+                sequence_id=list(ids) if ids is not None else None, request_id=list(requests) if requests is not None else None, **given
+            ),
+            *_values(num_experts=num_experts, top_k=int(chosen.top_k)),
+            Fixed("layer_ids", layers),
+            chosen,
         ]
         self.recorder.submit("routing", rows, columns, ids, Ragged("prompt_tokens", prompts, "<i4", rows) if prompts is not None else None)
 
@@ -142,7 +160,9 @@ class RecorderSink:
         self.recorder.submit("framework_metrics", len(numbers), columns)
 
     @_guarded
-    def record_event(self, *, kind: str, name: str, message: str | None = None, count: int | None = None, detail: dict[str, Any] | None = None) -> None:
+    def record_event(
+        self, *, kind: str, name: str, message: str | None = None, count: int | None = None, detail: dict[str, Any] | None = None
+    ) -> None:
         """One row of ``events``, written at once."""
         self.recorder.event(kind, name, message, count, detail)
 

@@ -41,7 +41,7 @@ class HostCopy:
     @property
     def shape(self) -> tuple[int, ...]:
         """Shape of the copy."""
-        return self._array.shape
+        return tuple(self._array.shape)
 
     def array(self) -> Array:
         """The values; waits for the device where they come from one."""
@@ -70,7 +70,9 @@ def _tensor_copy(torch: Any, tensor: Any, kind: np.dtype[Any]) -> HostCopy:
             tensor = tensor.view(torch.uint8)
         return HostCopy(np.array(tensor.numpy(), dtype=kind, order="C", copy=True))
     if tensor.device.type != "cuda":
-        return HostCopy(np.ascontiguousarray(tensor.to("cpu").float().numpy() if tensor.is_floating_point() else tensor.to("cpu").numpy(), kind))
+        return HostCopy(
+            np.ascontiguousarray(tensor.to("cpu").float().numpy() if tensor.is_floating_point() else tensor.to("cpu").numpy(), kind)
+        )
     return _device_copy(torch, tensor, kind)
 
 
@@ -198,10 +200,8 @@ class Ragged:
         values = np.concatenate([piece[0] for piece in pieces if piece is not None] or [np.zeros(0, self.kind)])
         valid = None
         if any(piece is not None and piece[1] is not None for piece in pieces):
-            valid = np.concatenate(
-                [np.ones(len(p[0]), np.uint8) if p[1] is None else p[1] for p in pieces if p is not None]
-            )
-        return {self.name: Lists(self.kind.str, _view(lengths), _view(values), _view(valid) if valid is not None else None)}
+            valid = np.concatenate([np.ones(len(p[0]), np.uint8) if p[1] is None else p[1] for p in pieces if p is not None])
+        return {self.name: Lists(self.kind.str, flat_view(lengths), flat_view(values), flat_view(valid) if valid is not None else None)}
 
 
 def _row_copy(row: Any, kind: np.dtype[Any]) -> HostCopy | list[Any] | None:
@@ -221,8 +221,9 @@ def _finished_row(row: HostCopy | list[Any], kind: np.dtype[Any]) -> tuple[Array
     return np.array([0 if value is None else value for value in row], kind), valid
 
 
-def _view(array: Array) -> memoryview:
-    return memoryview(np.ascontiguousarray(array)).cast("B") if array.size else memoryview(b"")
+def flat_view(array: Array) -> memoryview:
+    """The bytes of an array, row by row; a view where the array is contiguous."""
+    return memoryview(np.ascontiguousarray(array).data).cast("B") if array.size else memoryview(b"")
 
 
 class Experts:
@@ -255,7 +256,7 @@ class Experts:
     def fields(self, low: int, high: int) -> dict[str, Field]:
         """The columns experts, weights and tokens for rows [low, high)."""
         experts = self._rows(self._experts, low, high)
-        fields = {"experts": _blobs(experts), "tokens": Scalars([row.shape[0] for row in experts])}
+        fields: dict[str, Field] = {"experts": _blobs(experts), "tokens": Scalars([row.shape[0] for row in experts])}
         if self._weights is not None:
             fields["weights"] = _blobs(self._rows(self._weights, low, high))
         return fields
@@ -273,7 +274,7 @@ class Experts:
 def _blobs(rows: list[Array]) -> Blobs:
     lengths = np.array([row.nbytes for row in rows], np.int64)
     joined = rows[0] if len(rows) == 1 else np.concatenate([row.reshape(-1) for row in rows] or [np.zeros(0, np.uint8)])
-    return Blobs(_view(lengths), _view(joined))
+    return Blobs(flat_view(lengths), flat_view(joined))
 
 
 class Fixed:
@@ -285,7 +286,7 @@ class Fixed:
         self.name = name
         self.value = value
 
-    def fields(self, low: int, high: int) -> dict[str, Field]:  # noqa: ARG002  (same protocol as the others)
+    def fields(self, low: int, high: int) -> dict[str, Field]:
         """The column."""
         return {self.name: Constant(self.value)}
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
+
 from rlaudit.analyzers.results import CaptureSummary
 
 
 def render_captured(summary: CaptureSummary, console: Console, shown_path: str) -> None:
     """Print ``summary``; ``shown_path`` is the run as the user would type it in the next command."""
     if summary.likely_reason is not None:
-        console.print(Text.assemble(("rlaudit: NOTHING WAS CAPTURED.", "bold red"), f" Likely reason: {summary.likely_reason}."), soft_wrap=True)
+        console.print(
+            Text.assemble(("rlaudit: NOTHING WAS CAPTURED.", "bold red"), f" Likely reason: {summary.likely_reason}."), soft_wrap=True
+        )
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(no_wrap=True, style="dim")
     table.add_column(overflow="fold")
@@ -39,7 +42,9 @@ def _lines(summary: CaptureSummary) -> list[tuple[str, str]]:
     lines.append(("rows", f"{', '.join(rows) or 'none'}" + (f" in {summary.steps:,} steps" if summary.steps else "")))
     lines.extend(_join_lines(summary))
     for place, (table_name, reasons) in enumerate(summary.dropped.items()):
-        lines.append(("skipped" if place == 0 else "", f"{table_name}: " + ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())))
+        lines.append(
+            ("skipped" if place == 0 else "", f"{table_name}: " + ", ".join(f"{count:,} {reason}" for reason, count in reasons.items()))
+        )
     for reason in summary.stopped:
         lines.append(("stopped", reason))
     lines.append(("size", " + ".join(f"{name} {_size(count)}" for name, count in summary.bytes.items() if count) or "0 B"))

@@ -45,6 +45,13 @@ def experts_row(sequence_id: str, source: str, ids: Any, *, num_experts: int, st
     array = np.asarray(ids)
     kind = np.uint8 if expert_bytes(num_experts) == 1 else np.dtype("<u2")
     return {
-        "step": step, "sequence_id": sequence_id, "source": source, "tokens": array.shape[0], "layer_ids": list(range(array.shape[1])),
-        "top_k": array.shape[2], "num_experts": num_experts, "experts": array.astype(kind).tobytes(), **more,
+        "step": step,
+        "sequence_id": sequence_id,
+        "source": source,
+        "tokens": array.shape[0],
+        "layer_ids": list(range(array.shape[1])),
+        "top_k": array.shape[2],
+        "num_experts": num_experts,
+        "experts": array.astype(kind).tobytes(),
+        **more,
     }

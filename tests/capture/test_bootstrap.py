@@ -13,14 +13,30 @@ import pytest
 from rlaudit import schema
 from rlaudit.capture.config import CaptureConfig
 
-HEAVY = {"numpy", "pyarrow", "duckdb", "scipy", "numba", "torch", "transformers", "pandas", "typer", "rich", "packaging", "inspect", "dataclasses"}
+HEAVY = {
+    "numpy",
+    "pyarrow",
+    "duckdb",
+    "scipy",
+    "numba",
+    "torch",
+    "transformers",
+    "pandas",
+    "typer",
+    "rich",
+    "packaging",
+    "inspect",
+    "dataclasses",
+}
 
 
 def child(code: str, tmp_path: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     """A bare interpreter (no site start-up of its own) with capture configured, running ``code`` after the bootstrap."""
     config = CaptureConfig(run=str(tmp_path / "run"), run_id="r", tables=tuple(t.name for t in schema.TABLES))
     variables = {**os.environ, "RLAUDIT_CAPTURE": config.to_variable(), **environment}
-    return subprocess.run([sys.executable, "-c", f"import rlaudit.capture.bootstrap\n{code}"], env=variables, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", f"import rlaudit.capture.bootstrap\n{code}"], env=variables, capture_output=True, text=True, check=False
+    )
 
 
 def test_the_bootstrap_imports_nothing_heavy(tmp_path: Path) -> None:
@@ -28,7 +44,9 @@ def test_the_bootstrap_imports_nothing_heavy(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     loaded = {name.split(".")[0] for name in json.loads(done.stdout)}
     # An editable install's own finder imports a few of these before anything of ours runs.
-    bare = subprocess.run([sys.executable, "-c", "import sys, json; print(json.dumps(sorted(sys.modules)))"], capture_output=True, text=True, check=True)
+    bare = subprocess.run(
+        [sys.executable, "-c", "import sys, json; print(json.dumps(sorted(sys.modules)))"], capture_output=True, text=True, check=True
+    )
     assert loaded & HEAVY - {name.split(".")[0] for name in json.loads(bare.stdout)} == set()
 
 
@@ -74,7 +92,8 @@ def trigger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     (tmp_path / "lib" / "adapter.py").write_text(
         "import rlaudit\n"
         "from rlaudit.capture.hooks import Adapter, Target\n"
-        "ADAPTER = Adapter('loop', 'framework', 'no-such-distribution', '>=1', 'framework.loop', (Target('Trainer.step', ('batch',)),), 'steps')\n"
+        "TARGETS = (Target('Trainer.step', ('batch',)),)\n"
+        "ADAPTER = Adapter('loop', 'framework', 'no-such-distribution', '>=1', 'framework.loop', TARGETS, 'steps')\n"
         "def attach(attachment):\n"
         "    def after(token, result, call):\n"
         "        if call['batch'] == 99: raise RuntimeError('a defect of the adapter')\n"
@@ -98,9 +117,10 @@ def test_an_adapter_attaches_when_its_module_is_imported_and_sees_the_calls(tmp_
 def test_the_imported_module_looks_as_without_capture(tmp_path: Path, trigger: str) -> None:
     code = trigger + (
         "import framework.loop as m, inspect\n"
-        "print(type(m.__loader__).__name__, type(m.__spec__.loader).__name__, inspect.getsource(m)[:10] == 'import sys', str(inspect.signature(m.Trainer.step)))"
+        "print(type(m.__loader__).__name__, type(m.__spec__.loader).__name__)\n"
+        "print(inspect.getsource(m)[:10] == 'import sys', inspect.signature(m.Trainer.step))"
     )
-    assert child(code, tmp_path).stdout == "SourceFileLoader SourceFileLoader True (self, batch)\n"
+    assert child(code, tmp_path).stdout == "SourceFileLoader SourceFileLoader\nTrue (self, batch)\n"
 
 
 def test_a_defect_in_an_adapter_is_counted_and_the_call_unharmed(tmp_path: Path, trigger: str) -> None:

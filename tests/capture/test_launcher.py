@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rlaudit import Run
-from rlaudit.errors import BadOption
 from rlaudit.capture.launcher import CaptureOptions
+from rlaudit.errors import BadOption
 
 LAUNCH = (
     "import sys; from pathlib import Path; from rlaudit.capture.launcher import *; from rlaudit.errors import RlauditError\n"
@@ -76,7 +76,9 @@ def test_signals_are_passed_on_to_the_command(out: Path, tmp_path: Path) -> None
         "def bye(number, frame): print('asked to stop'); sys.exit(3)\n"
         f"signal.signal(signal.SIGTERM, bye); pathlib.Path({str(ready)!r}).touch(); time.sleep(30)"
     )
-    process = subprocess.Popen([sys.executable, "-c", LAUNCH, str(out), sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, str(out), sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
     deadline = time.monotonic() + 20
     while not ready.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -140,7 +142,8 @@ def test_the_users_own_sitecustomize_still_runs(out: Path, tmp_path: Path) -> No
 
 
 def test_an_interpreter_without_rlaudit_is_noted(out: Path) -> None:
-    code = "import json, os, subprocess, sys; print(subprocess.run([sys.executable, '-S', '-c', 'import sitecustomize; print(1)'], capture_output=True, text=True).stdout)"
+    bare = "[sys.executable, '-S', '-c', 'import sitecustomize; print(1)']"  # no site-packages, so no rlaudit
+    code = f"import subprocess, sys; print(subprocess.run({bare}, capture_output=True, text=True).stdout)"
     done = launched(out, sys.executable, "-c", code)
     assert "1" in done.stdout
     from rlaudit.analyzers.capture_summary import summarise_capture
@@ -163,7 +166,14 @@ def test_the_manifest_holds_no_secret_of_the_command_line_or_the_environment(out
     text = "".join(p.read_text(errors="replace") for p in out.rglob("*") if p.is_file())
     assert secret not in text
     manifest = json.loads((out / "manifest.json").read_text())
-    assert manifest["command"][3:] == ["--api-key", "<redacted>", "--hub-token=<redacted>", "--model", "/data/models/" + "x" * 40, "<redacted>"]
+    assert manifest["command"][3:] == [
+        "--api-key",
+        "<redacted>",
+        "--hub-token=<redacted>",
+        "--model",
+        "/data/models/" + "x" * 40,
+        "<redacted>",
+    ]
     assert manifest["environment"]["NCCL_DEBUG"] == "INFO"
     assert manifest["environment"]["SGLANG_API_KEY"] == "<redacted>"
 

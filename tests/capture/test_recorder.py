@@ -41,9 +41,12 @@ def make(tmp_path: Path) -> Make:
 
 def rollout(sink: RecorderSink, step: int, rows: int = 3, width: int = 4, **more: Any) -> None:
     sink.record_rollout(
-        step=step, sequence_ids=[f"s{step}-{i}" for i in range(rows)], prompt_tokens=[[step, i] for i in range(rows)],
+        step=step,
+        sequence_ids=[f"s{step}-{i}" for i in range(rows)],
+        prompt_tokens=[[step, i] for i in range(rows)],
         response_tokens=Padded(np.arange(rows * width).reshape(rows, width), lengths=[width] * rows),
-        logprobs=Padded(-np.ones((rows, width)), lengths=[width] * rows), **more,
+        logprobs=Padded(-np.ones((rows, width)), lengths=[width] * rows),
+        **more,
     )
 
 
@@ -66,7 +69,11 @@ def test_a_rollout_becomes_a_sequence_and_a_score_of_the_same_tokens(make: Make)
     run = finished(sink)
     sequences = run.read("sequences").to_pylist()
     assert [row["response_tokens"] for row in sequences] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-    assert [(row["reward"], row["group_id"], row["temperature"], row["step"]) for row in sequences] == [(1.0, "g", 0.7, 5), (0.5, "g", 0.7, 5), (0.0, "h", 0.7, 5)]
+    assert [(row["reward"], row["group_id"], row["temperature"], row["step"]) for row in sequences] == [
+        (1.0, "g", 0.7, 5),
+        (0.5, "g", 0.7, 5),
+        (0.0, "h", 0.7, 5),
+    ]
     scores = run.read("scores").to_pylist()
     assert {(row["source"], row["policy_updates"], row["forward"]) for row in scores} == {("rollout", 5, "decode")}
     assert balance(run)["rows"] == {"sequences": 3, "scores": 3}
@@ -90,7 +97,15 @@ def test_sequences_of_length_zero_are_rows_like_others(make: Make) -> None:
 
 def test_all_other_tables_take_their_rows(make: Make) -> None:
     sink = make()
-    sink.record_routing(step=1, sequence_ids=["a"], source="rollout", experts=[np.array([[[0, 3]], [[2, 1]]])], num_experts=4, layer_ids=[7], weights=[np.ones((2, 1, 2))])
+    sink.record_routing(
+        step=1,
+        sequence_ids=["a"],
+        source="rollout",
+        experts=[np.array([[[0, 3]], [[2, 1]]])],
+        num_experts=4,
+        layer_ids=[7],
+        weights=[np.ones((2, 1, 2))],
+    )
     sink.record_request(request_ids=["r"], input_tokens=[[1]], output_tokens=[[2, 3]], turns=[0], finish_reasons=["stop"], started=12.5)
     sink.record_links(step=1, sequence_ids=["a"], request_ids=["r"], starts=[0], ends=[2], method="content", ambiguous=True)
     sink.record_weights(fact="sent", policy_updates=3)
@@ -110,7 +125,15 @@ def test_all_other_tables_take_their_rows(make: Make) -> None:
 
 def test_gate_weights_are_recorded_where_they_are_asked_for(make: Make) -> None:
     sink = make(routing_weights=True)
-    sink.record_routing(step=1, sequence_ids=["a"], source="rollout", experts=[np.zeros((2, 1, 2), int)], num_experts=4, layer_ids=[7], weights=[np.full((2, 1, 2), 0.25)])
+    sink.record_routing(
+        step=1,
+        sequence_ids=["a"],
+        source="rollout",
+        experts=[np.zeros((2, 1, 2), int)],
+        num_experts=4,
+        layer_ids=[7],
+        weights=[np.full((2, 1, 2), 0.25)],
+    )
     (blob,) = finished(sink).read("routing")["weights"].to_pylist()
     assert np.frombuffer(blob, "<f4").tolist() == [0.25] * 4
 
@@ -178,9 +201,12 @@ def test_sampling_keeps_whole_prompt_groups_and_the_same_ones_in_scores_and_rout
     sink.record_routing(step=0, sequence_ids=ids, source="rollout", experts=[np.zeros((1, 1, 2), int)] * 400, num_experts=4, layer_ids=[0])
     run = finished(sink)
     kept = set(run.read("sequences")["sequence_id"].to_pylist())
-    by_source = {source: set(run.connect().execute("select sequence_id from scores where source = $1", [source]).fetchnumpy()["sequence_id"]) for source in ("rollout", "trainer")}
+    by_source = {
+        source: set(run.connect().execute("select sequence_id from scores where source = $1", [source]).fetchnumpy()["sequence_id"])
+        for source in ("rollout", "trainer")
+    }
     assert kept == by_source["rollout"] == by_source["trainer"]
-    assert len({name for name in kept}) % 4 == 0
+    assert len(kept) % 4 == 0
     assert 120 < len(kept) < 280, "a half of 100 prompts, give or take four standard deviations"
     routed = set(run.read("routing")["sequence_id"].to_pylist())
     assert routed < kept

@@ -113,7 +113,7 @@ def test_expert_ids_take_one_byte_up_to_256_experts_and_two_above(experts: int, 
 
 
 def test_routing_of_another_number_of_layers_is_refused() -> None:
-    with pytest.raises(ValueError, match="expected .* 5 layers"):
+    with pytest.raises(ValueError, match=r"expected .* 5 layers"):
         Experts([np.zeros((4, 3, 2), int)], None, 5, 8, 1)
 
 

@@ -29,14 +29,17 @@ def adapter(module_name: str, *targets: Target, versions: str = ">=1") -> Adapte
     return Adapter("madeup loop", "framework", "madeup", versions, module_name, targets, "steps")
 
 
-@pytest.mark.parametrize(("target", "problem"), [
-    (Target("Trainer.step", ("batch", "scale")), None),
-    (Target("free", ("anything",)), None),
-    (Target("Trainer.step", ("items",)), "Trainer.step has no parameter items; it has (self, batch, scale)"),
-    (Target("Trainer.stop"), "madeup_loop has no function Trainer.stop"),
-    (Target("Runner.step"), "madeup_loop has no Runner"),
-    (Target("Runner.step", required=False), None),
-])
+@pytest.mark.parametrize(
+    ("target", "problem"),
+    [
+        (Target("Trainer.step", ("batch", "scale")), None),
+        (Target("free", ("anything",)), None),
+        (Target("Trainer.step", ("items",)), "Trainer.step has no parameter items; it has (self, batch, scale)"),
+        (Target("Trainer.stop"), "madeup_loop has no function Trainer.stop"),
+        (Target("Runner.step"), "madeup_loop has no Runner"),
+        (Target("Runner.step", required=False), None),
+    ],
+)
 def test_source_and_live_function_give_the_same_answer(framework: str, target: Target, problem: str | None) -> None:
     one = adapter(framework, target)
     assert module.mismatch(one) == problem

@@ -20,7 +20,14 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     return write_run(
         tmp_path_factory.mktemp("q") / "run",
         sequences=[
-            {"step": 3, "sequence_id": "a", "prompt_tokens": [9, 9], "response_tokens": [5, 6, 7], "sampled_mask": [True, True, False], "loss_mask": [True, False, False]},
+            {
+                "step": 3,
+                "sequence_id": "a",
+                "prompt_tokens": [9, 9],
+                "response_tokens": [5, 6, 7],
+                "sampled_mask": [True, True, False],
+                "loss_mask": [True, False, False],
+            },
             {"step": 3, "sequence_id": "b", "prompt_tokens": [9], "response_tokens": [5, 6, 8]},
             {"step": 4, "sequence_id": "c", "prompt_tokens": [9], "response_tokens": []},
         ],
@@ -36,7 +43,10 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
             experts_row("a", "rollout", [[[0, 1], [2, 3]]] * 4, num_experts=4, step=3),
             experts_row("a", "update", [[[1, 0], [2, 0]]] * 5, num_experts=4, step=3),
         ],
-        requests=[{"request_id": "r", "input_tokens": [9, 9], "output_tokens": [5, 6]}, {"request_id": "t", "input_tokens": [9, 9, 5, 6], "output_tokens": [8]}],
+        requests=[
+            {"request_id": "r", "input_tokens": [9, 9], "output_tokens": [5, 6]},
+            {"request_id": "t", "input_tokens": [9, 9, 5, 6], "output_tokens": [8]},
+        ],
         links=[
             {"step": 3, "sequence_id": "a", "request_id": "r", "start": 0, "end": 2},
             {"step": 3, "sequence_id": "a", "request_id": "t", "turn": 1, "start": 2, "end": 3},
@@ -51,8 +61,12 @@ def rows(run: Run, sql: str) -> list[tuple]:
 def test_tokens_pairs_each_token_with_the_trainer_score_where_there_is_one_else_the_first_update(run: Run) -> None:
     got = rows(run, "select sequence_id, position, trainer_source, trainer_logp from tokens where step = 3 order by all")
     assert got == [
-        ("a", 0, "update", -1.5), ("a", 1, "update", -2.0), ("a", 2, "update", -3.0),
-        ("b", 0, "trainer", -1.25), ("b", 1, "trainer", -2.0), ("b", 2, "trainer", -2.0),
+        ("a", 0, "update", -1.5),
+        ("a", 1, "update", -2.0),
+        ("a", 2, "update", -3.0),
+        ("b", 0, "trainer", -1.25),
+        ("b", 1, "trainer", -2.0),
+        ("b", 2, "trainer", -2.0),
     ]
 
 
@@ -84,7 +98,9 @@ def test_pairs_orders_evaluations_and_knows_their_lag(run: Run) -> None:
 
 
 def test_routing_tokens_has_a_row_for_each_token_and_layer(run: Run) -> None:
-    got = rows(run, "select absolute_position, layer, experts from routing_tokens where source = 'update' and absolute_position = 4 order by layer")
+    got = rows(
+        run, "select absolute_position, layer, experts from routing_tokens where source = 'update' and absolute_position = 4 order by layer"
+    )
     assert got == [(4, 0, [1, 0]), (4, 1, [2, 0])]
     assert rows(run, "select count(*) from routing_tokens") == [(4 * 2 + 5 * 2,)]
 
@@ -107,7 +123,9 @@ def test_steps_gives_the_core_metrics_over_comparable_tokens(run: Run) -> None:
 
 
 def test_macros_are_the_fields_estimators(run: Run) -> None:
-    (got,) = rows(run, "select k1(0.5), k2(0.5), k3(0.5), importance_ratio(0.5), ratio_beyond(0.7, 2), ratio_beyond(-0.7, 2), ratio_beyond(0.69, 2)")
+    (got,) = rows(
+        run, "select k1(0.5), k2(0.5), k3(0.5), importance_ratio(0.5), ratio_beyond(0.7, 2), ratio_beyond(-0.7, 2), ratio_beyond(0.69, 2)"
+    )
     np.testing.assert_allclose(got[:4], [-0.5, 0.125, np.exp(0.5) - 1.5, np.exp(0.5)], rtol=1e-15)
     assert got[4:] == (True, True, False)
 

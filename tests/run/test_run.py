@@ -39,11 +39,14 @@ def test_a_table_without_segments_reads_as_empty(tmp_path: Path) -> None:
     assert run.steps() == []
 
 
-@pytest.mark.parametrize(("make", "message"), [
-    (lambda p: None, "does not exist"),
-    (lambda p: p.mkdir(), "holds no run"),
-    (lambda p: p.write_text("x"), "is a file"),
-])
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda p: None, "does not exist"),
+        (lambda p: p.mkdir(), "holds no run"),
+        (lambda p: p.write_text("x"), "is a file"),
+    ],
+)
 def test_what_is_no_run_is_named(tmp_path: Path, make: object, message: str) -> None:
     make(tmp_path / "x")  # type: ignore[operator]
     with pytest.raises(RunNotFound, match=message):

@@ -31,11 +31,14 @@ def spool_of(folder: Path, *frames: list[bytes | memoryview]) -> Path:
 
 @given(rows=st.lists(st.one_of(st.none(), st.lists(st.one_of(st.none(), st.floats(width=32)), max_size=5)), min_size=1, max_size=6))
 @settings(max_examples=40, deadline=None)
-def test_lists_survive_with_nulls_nans_and_infinities(rows: list[list[float | None] | None], tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_lists_survive_with_nulls_nans_and_infinities(
+    rows: list[list[float | None] | None], tmp_path_factory: pytest.TempPathFactory
+) -> None:
     folder = tmp_path_factory.mktemp("run")
     flat = [value for row in rows if row is not None for value in row]
     lists = Lists(
-        "<f4", view(np.array([-1 if row is None else len(row) for row in rows], np.int32)),
+        "<f4",
+        view(np.array([-1 if row is None else len(row) for row in rows], np.int32)),
         view(np.array([0.0 if value is None else value for value in flat], np.float32)),
         view(np.array([value is not None for value in flat], np.uint8)),
     )

@@ -37,11 +37,18 @@ def test_every_kind_of_column_comes_back_as_written(tmp_path: Path) -> None:
     lengths = np.array([2, -1], np.int32)
     blob_lengths = np.array([3, -1], np.int64)
     spool = SpoolFile(tmp_path, "h-1-0", 0, FACTS)
-    spool.append(encode_frame("t", 2, {
-        "constant": Constant(7), "scalars": Scalars(["a", None]),
-        "lists": Lists("<f4", view(lengths), view(np.array([1.5, np.nan], np.float32)), view(np.array([1, 0], np.uint8))),
-        "blobs": Blobs(view(blob_lengths), memoryview(b"xyz")),
-    }))
+    spool.append(
+        encode_frame(
+            "t",
+            2,
+            {
+                "constant": Constant(7),
+                "scalars": Scalars(["a", None]),
+                "lists": Lists("<f4", view(lengths), view(np.array([1.5, np.nan], np.float32)), view(np.array([1, 0], np.uint8))),
+                "blobs": Blobs(view(blob_lengths), memoryview(b"xyz")),
+            },
+        )
+    )
     contents = read_spool(spool.seal())
     (got,) = list(contents.frames)
     assert contents.defaults == FACTS
