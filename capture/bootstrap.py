@@ -96,8 +96,8 @@ class _LazySink:
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
 
-    def __getattr__(self, name: str) -> Callable[..., None]:
-        return getattr(self._capture.sink, name)  # type: ignore[no-any-return]
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._capture.sink, name)
 
 
 class _TriggerFinder:
@@ -175,7 +175,7 @@ def start() -> None:
     if not text or os.environ.get(DISABLE_VARIABLE) == "1" or _active is not None:
         return
     _active = Capture(CaptureConfig.from_variable(text))
-    sys.meta_path.insert(0, _TriggerFinder(_active))  # type: ignore[arg-type]
+    sys.meta_path.insert(0, _TriggerFinder(_active))
     recording.set_sink(_LazySink(_active))
     _active.note_process()
 
