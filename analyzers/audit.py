@@ -139,9 +139,9 @@ def _withheld(measured: Measured, findings: tuple[Finding, ...]) -> list[str]:
     if stats.tokens and not measured.floor_stats().tokens:
         reasons.append("No noise floor: no token was evaluated twice by the trainer at the same weights (sources trainer and update).")
     explained = [finding.code for finding in findings if finding.code in EXPLAINS]
-    if explained and above_the_line(stats.metrics({})):
+    if explained and above_the_line(stats.metrics()):
         reasons.append(f"Numerics are not judged: {', '.join(dict.fromkeys(explained))} must be resolved first.")
-    if stats.tokens and stats.metrics({}).get("ratio_mean") is None:
+    if stats.tokens and stats.metrics().get("ratio_mean") is None:
         reasons.append("The mean importance ratio overflows: some Δ log p is above 700 nats.")
     if not measured.main.exact(measured.basis):
         reasons.append("Percentiles over the whole run are from a histogram, off by at most 0.1 %; per step they are exact.")

@@ -1,7 +1,7 @@
-"""The compiled kernels: numba machine code, made once and kept on disk.
+"""The compiled routing kernels: numba machine code, made once and kept on disk.
 
-Numba keeps it beside the source, in ``NUMBA_CACHE_DIR``, or in the user's cache folder where the source can't be written.
-Numba is imported on first use: half a second that nobody else need pay.
+Numba keeps it beside the source, in ``NUMBA_CACHE_DIR``, or in the user's cache folder where the source can't be written. It is imported
+on first use only: loading takes about a second and compiling several, which is worth it for large routing tables and for nothing else.
 """
 
 from __future__ import annotations
@@ -10,43 +10,34 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any, NamedTuple
 
-from rlaudit.analyzers import routing_kernel, token_kernel
+from rlaudit.analyzers import routing_kernel
 
 _HELPERS: tuple[Callable[..., Any], ...] = (
-    token_kernel.bit, token_kernel.absorb, token_kernel.bin_of,
     routing_kernel.zero_bytes, routing_kernel.load, routing_kernel.has_duplicate, routing_kernel.common, routing_kernel.count_row,
 )
 
 
 class Kernels(NamedTuple):
-    """Compiled functions of ``token_kernel`` and ``routing_kernel``, under their names. They release the interpreter lock."""
+    """Functions of ``routing_kernel``: for one-byte ids with top_k <= 8, and for all others."""
 
-    measure: Callable[..., int]
-    reduce_spans: Callable[..., None]
-    select: Callable[..., None]
-    conditional: Callable[..., None]
-    first_difference: Callable[..., None]
     overlap_bytes: Callable[..., None]
     overlap_any: Callable[..., None]
 
 
+def vectorised() -> Kernels:
+    """Whole-array operations: nothing to load or compile, quicker for small tables."""
+    return Kernels(routing_kernel.overlap_vectorised, routing_kernel.overlap_vectorised)
+
+
 @cache
 def kernels() -> Kernels:
-    """The kernels, from numba's cache where it holds them, else compiled now (several seconds, once a machine)."""
+    """The kernels, from numba's cache where it holds them, else compiled now (several seconds, once a machine). They release the interpreter lock."""
     made = _dispatchers()
     for name, dispatcher in made.items():
         for signature in _signatures()[name]:
             dispatcher.compile(signature)
         dispatcher.disable_compile()
     return Kernels(**made)
-
-
-def interpreted() -> Kernels:
-    """The same without numba: some microseconds a token, but nothing to load or compile, which is quicker for small runs."""
-    return Kernels(
-        token_kernel.measure, token_kernel.reduce_spans, token_kernel.select, token_kernel.conditional, token_kernel.first_difference,
-        routing_kernel.overlap_vectorised, routing_kernel.overlap_vectorised,
-    )
 
 
 def kernels_cached() -> bool:
@@ -62,8 +53,7 @@ def _dispatchers() -> dict[str, Any]:
     for helper in _HELPERS:
         register_jitable(helper)
     jit = numba.njit(nogil=True, cache=True)
-    routing = {"overlap_bytes": routing_kernel.overlap_bytes, "overlap_any": routing_kernel.overlap_any}
-    return {name: jit(function) for name, function in {**interpreted()._asdict(), **routing}.items()}
+    return {"overlap_bytes": jit(routing_kernel.overlap_bytes), "overlap_any": jit(routing_kernel.overlap_any)}
 
 
 @cache
@@ -74,25 +64,7 @@ def _signatures() -> dict[str, tuple[Any, ...]]:
     def given(kind: Any) -> Any:
         return t.Array(kind, 1, "C", readonly=True)
 
-    def taken(kind: Any, dimensions: int) -> Any:
-        return t.Array(kind, dimensions, "C")
-
-    f4, i8, u1, u2, i4 = given(t.float32), given(t.int64), given(t.uint8), given(t.uint16), given(t.int32)
-    spans = (f4, u1, t.int64, f4, u1, t.int64, u1, t.int64, i8, i8, i8, i8)
-    routes = (i8, i8, i8, t.int64, t.int64, i8, i8, t.int64, t.int64, taken(t.int64, 2), taken(t.int8, 1), i8)
-    return {
-        "measure": ((*spans, taken(t.float64, 2), taken(t.int64, 2), taken(t.float32, 1), taken(t.float32, 1)),),
-        "reduce_spans": ((given_2d(t.float64), given_2d(t.int64), i8, taken(t.float64, 2), taken(t.int64, 2), taken(t.float64, 2)),),
-        "select": ((f4, given(t.uint32), i8, taken(t.int64, 1), taken(t.float64, 1)),),
-        "conditional": ((*spans, given(t.int8), i8, taken(t.float64, 2)),),
-        "first_difference": ((i4, i4, i8, i8, i8, taken(t.int64, 1)),),
-        "overlap_bytes": ((u1, u1, *routes),),
-        "overlap_any": ((u1, u1, *routes), (u2, u2, *routes)),
-    }
-
-
-def given_2d(kind: Any) -> Any:
-    """A read-only matrix's type."""
-    from numba import types  # noqa: PLC0415
-
-    return types.Array(kind, 2, "C", readonly=True)
+    bytes_, shorts, numbers = given(t.uint8), given(t.uint16), given(t.int64)
+    counts, flags = t.Array(t.int64, 2, "C"), t.Array(t.int8, 1, "C")
+    routes = (numbers, numbers, numbers, t.int64, t.int64, numbers, numbers, t.int64, t.int64, counts, flags, numbers)
+    return {"overlap_bytes": ((bytes_, bytes_, *routes),), "overlap_any": ((bytes_, bytes_, *routes), (shorts, shorts, *routes))}

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rlaudit.analyzers.compiled import Kernels
 from rlaudit.analyzers.grouping import Group
+from rlaudit.analyzers.lists import flags
 from rlaudit.analyzers.pairing import pair, recompute_side, rollout_side
 from rlaudit.analyzers.results import FrameworkCheck
 from rlaudit.analyzers.thresholds import FRAMEWORK_ABSOLUTE_TOLERANCE, FRAMEWORK_RELATIVE_TOLERANCE
@@ -34,17 +34,17 @@ class StepNumbers(NamedTuple):
     ranks: int
 
 
-def framework_numbers(kernels: Kernels, group: Group) -> dict[int, StepNumbers]:
+def framework_numbers(group: Group) -> dict[int, StepNumbers]:
     """Per step, |trainer - rollout| over the tokens of the loss mask (all where it is null), with source ``trainer`` only."""
     if group.in_loss is None:
         return {}
-    masked = group._replace(sampled=group.in_loss)
-    found = measure_spans(kernels, masked, pair(masked, rollout_side(masked), recompute_side(masked)))
+    masked = group._replace(sampled=group.in_loss, tokens=group.tokens._replace(sampled=flags(group.in_loss)))
+    found = measure_spans(masked, pair(masked, rollout_side(masked), recompute_side(masked)))
     by_step: dict[int, TokenStats] = {}
     for key, (stats, _) in found.by_key.items():
-        by_step[key.step] = by_step.get(key.step, TokenStats()).merge(stats)
+        by_step.setdefault(key.step, TokenStats()).add(stats)
     return {
-        step: StepNumbers(stats.metrics({}), len(set(group.ranks[group.step == step].tolist())))
+        step: StepNumbers(stats.metrics(), len(set(group.ranks[group.step == step].tolist())))
         for step, stats in by_step.items()
     }
 

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rlaudit.analyzers.lists import ListColumn, list_column, list_lengths
+from rlaudit.analyzers.lists import ListColumn, flags, list_column, list_lengths, nulls
+from rlaudit.analyzers.token_sums import Tokens
 from rlaudit.run import Run
 
 Array = Any
@@ -89,6 +90,7 @@ class Group(NamedTuple):
     first_position: Array
     updates: Array
     logprobs: ListColumn
+    tokens: Tokens
 
     duplicate_sequences: int
     orphan_scores: int
@@ -109,16 +111,18 @@ def load(run: Run, steps: Steps, *, loss_mask: bool = False) -> Group:
     train = np.asarray(pc.fill_null(pc.equal(sequences["phase"], "train"), False))
     spans = sequences["version_spans"].combine_chunks() if sequences["version_spans"].null_count < sequences.num_rows else None
     row_sequence = _lookup(keys, row_keys)
+    logprobs, sampled = list_column(scores["logprobs"]), list_column(_nulls_are_sampled(sequences["sampled_mask"]))
     return Group(
         attempt=integers(sequences["attempt"]), step=integers(sequences["step"]), ids=sequences["sequence_id"].combine_chunks(),
         train=train,
         response=list_lengths(sequences["response_tokens"]), prompt=list_lengths(sequences["prompt_tokens"]),
-        sampled=list_column(_nulls_are_sampled(sequences["sampled_mask"])),
+        sampled=sampled,
         sampled_tokens=_sampled_tokens(sequences["sampled_mask"], sequences["response_tokens"]),
         in_loss=list_column(_nulls_are_sampled(sequences["loss_mask"])) if loss_mask else None,
         ranks=integers(sequences["rank"]) if loss_mask else np.zeros(0, np.int64), spans=spans,
         row_sequence=row_sequence, source=source_codes(scores["source"]), update=integers(scores["update"]),
-        first_position=integers(scores["first_position"]), updates=integers(scores["policy_updates"]), logprobs=list_column(scores["logprobs"]),
+        first_position=integers(scores["first_position"]), updates=integers(scores["policy_updates"]), logprobs=logprobs,
+        tokens=Tokens(logprobs.values, nulls(logprobs), flags(sampled)),
         duplicate_sequences=duplicates, orphan_scores=int((row_sequence < 0).sum()),
         semantics=_distinct(scores, SEMANTICS), sampling=_distinct(sequences.filter(pa.array(train)), SAMPLING),
     )

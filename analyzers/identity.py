@@ -13,7 +13,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rlaudit.analyzers.compiled import Kernels
 from rlaudit.analyzers.grouping import Steps, integers
 from rlaudit.analyzers.lists import ListColumn, list_column
 from rlaudit.analyzers.pairing import EXAMPLES
@@ -59,7 +58,7 @@ class Identity:
         self.examples = (self.examples + other.examples)[:EXAMPLES]
 
 
-def check_identity(run: Run, kernels: Kernels, steps: Steps) -> Identity:
+def check_identity(run: Run, steps: Steps) -> Identity:
     """Compare the tokens of the links of ``steps``."""
     links = run.read("links", ("attempt", "step", "sequence_id", "request_id", "turn", "start", "end", "ambiguous"), steps=steps)
     found = Identity(links=links.num_rows, ambiguous=int(pc.sum(links["ambiguous"]).as_py() or 0))
@@ -79,34 +78,38 @@ def check_identity(run: Run, kernels: Kernels, steps: Steps) -> Identity:
     known = (returned.length[r] >= 0) & (response.length[q] >= 0)
     available = np.clip(response.length[q] - start, 0, None)
     length = np.minimum(end - start, available)
-    differs = _differences(kernels, returned, response, returned.start[r], response.start[q] + start, np.minimum(returned.length[r], length))
+    differs = _differences(returned, response, returned.start[r], response.start[q] + start, np.minimum(returned.length[r], length))
     wrong = known & ((differs >= 0) | (returned.length[r] != length))
     found.outputs_compared, found.output_mismatches = int(known.sum()), int(wrong.sum())
     found.examples = _examples(links, wrong, "output", np.where(differs >= 0, differs + start, -1), returned.length[r], length)
-    _check_inputs(kernels, links, q, r, prompt, response, given, start, found)
+    _check_inputs(links, q, r, prompt, response, given, start, found)
     return found
 
 
 def _check_inputs(
-    kernels: Kernels, links: pa.Table, q: Array, r: Array, prompt: ListColumn, response: ListColumn, given: ListColumn, start: Array, found: Identity
+    links: pa.Table, q: Array, r: Array, prompt: ListColumn, response: ListColumn, given: ListColumn, start: Array, found: Identity
 ) -> None:
     """The call's input against the prompt and, for later turns, the response tokens before the call's own."""
     known = (given.length[r] >= 0) & (prompt.length[q] >= 0) & (response.length[q] >= start)
     expected = prompt.length[q] + start
     head = np.minimum(given.length[r], prompt.length[q])
-    in_prompt = _differences(kernels, given, prompt, given.start[r], prompt.start[q], head)
+    in_prompt = _differences(given, prompt, given.start[r], prompt.start[q], head)
     tail = np.clip(np.minimum(given.length[r] - prompt.length[q], start), 0, None)
-    in_response = _differences(kernels, given, response, given.start[r] + head, response.start[q], tail)
+    in_response = _differences(given, response, given.start[r] + head, response.start[q], tail)
     position = np.where(in_prompt >= 0, in_prompt, np.where(in_response >= 0, in_response + prompt.length[q], -1))
     wrong = known & ((position >= 0) | (given.length[r] != expected))
     found.inputs_compared, found.input_mismatches = int(known.sum()), int(wrong.sum())
     found.examples = (found.examples + _examples(links, wrong, "input", position, given.length[r], expected))[:EXAMPLES]
 
 
-def _differences(kernels: Kernels, a: ListColumn, b: ListColumn, a_start: Array, b_start: Array, length: Array) -> Array:
+def _differences(a: ListColumn, b: ListColumn, a_start: Array, b_start: Array, length: Array) -> Array:
+    """First offset at which a.values[a_start[i]:][:length[i]] and b.values[b_start[i]:][:length[i]] differ, -1 where they are equal."""
     out = np.full(len(length), -1, np.int64)
-    if len(length):
-        kernels.first_difference(a.values, b.values, a_start, b_start, np.maximum(length, 0), out)
+    for i, (at_a, at_b, n) in enumerate(zip(a_start.tolist(), b_start.tolist(), length.tolist(), strict=True)):
+        if n > 0:
+            unequal = a.values[at_a : at_a + n] != b.values[at_b : at_b + n]
+            first = int(unequal.argmax())
+            out[i] = first if unequal[first] else -1
     return out
 
 

@@ -59,3 +59,21 @@ def list_lengths(column: pa.ChunkedArray) -> Array:
         lengths[~np.asarray(chunk.is_valid())] = -1
         chunks.append(lengths)
     return np.concatenate(chunks)
+
+
+def nulls(column: ListColumn) -> Array | None:
+    """True for every flat value that is null; None where none is."""
+    if len(column.valid) == 0:
+        return None
+    return ~_unpacked(column.valid, column.valid_bit, len(column.values))
+
+
+def flags(column: ListColumn) -> Array | None:
+    """The flat values of a column of booleans; None where no row holds any."""
+    if len(column.values) == 0 or (column.length <= 0).all():
+        return None
+    return _unpacked(column.values, column.bit, 8 * len(column.values) - column.bit)
+
+
+def _unpacked(bitmap: Array, first: int, count: int) -> Array:
+    return np.unpackbits(bitmap, bitorder="little")[first : first + count].view(np.bool_)

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from rlaudit.analyzers.capture_losses import Losses, read_losses
-from rlaudit.analyzers.compiled import Kernels, interpreted, kernels
+from rlaudit.analyzers.compiled import Kernels, kernels, vectorised
 from rlaudit.analyzers.framework import FRAMEWORK_NAMES, StepNumbers, framework_numbers
 from rlaudit.analyzers.grouping import SAMPLING, SEMANTICS, Group, Steps, load, plan
 from rlaudit.analyzers.identity import Identity, check_identity
@@ -22,10 +22,8 @@ from rlaudit.analyzers.token_pass import TokenPass, measure_spans
 from rlaudit.run import Run
 
 THREADS = 2
-SMALL_RUN_BYTES = 1 << 20
-"""Runs whose scores take less than this on disk are measured without compiled kernels: about 100,000 compared tokens, half a second."""
-
-Settings = tuple[tuple[Any, ...], ...]
+COMPILED_FROM_BYTES = 256 << 20
+"""Routing tables of at least this size on disk are compared by compiled kernels; below, loading them would take longer than they save."""
 
 
 @dataclass(slots=True)
@@ -65,7 +63,7 @@ class Measured:
 
     def all_tokens(self) -> TokenStats:
         """Statistics and counts of all compared tokens, whatever their policy versions."""
-        return self.main.lag_class("equal").merge(self.main.lag_class("unknown")).merge(self.main.lag_class("other"))
+        return self.main.lag_class("equal", "unknown", "other")
 
     def floor_stats(self) -> TokenStats:
         """Statistics of the noise floor: the trainer's two evaluations at equal policy version."""
@@ -97,14 +95,14 @@ def _distinct(counted: dict[tuple[Any, ...], int], columns: tuple[str, ...], col
     return sorted(totals, key=lambda value: -totals[value])
 
 
-def small(run: Run) -> bool:
-    """True for a run that is measured without compiled kernels."""
-    return run.bytes("scores") < SMALL_RUN_BYTES and run.bytes("routing") < 8 * SMALL_RUN_BYTES
+def needs_kernels(run: Run) -> bool:
+    """True where measuring ``run`` uses compiled kernels (``compiled.kernels_cached`` says whether they must be compiled first)."""
+    return run.bytes("routing") >= COMPILED_FROM_BYTES
 
 
 def measure(run: Run) -> Measured:
     """Read every table of ``run`` once and measure it. Memory is bounded by ``grouping.GROUP_BYTES`` for each of THREADS groups."""
-    tools = interpreted() if small(run) else kernels()
+    tools = kernels() if needs_kernels(run) else vectorised()
     checked = {name for name in run.read("framework_metrics", ["name"])["name"].unique().to_pylist() if name in FRAMEWORK_NAMES}
     total = Measured(run, losses=read_losses(run))
     for part in _in_order(plan(run), lambda steps: _measure_group(run, tools, steps, with_framework=bool(checked))):
@@ -133,11 +131,11 @@ def _measure_group(run: Run, tools: Kernels, steps: Steps, *, with_framework: bo
     _describe(group, found)
     main = pair(group, rollout_side(group), trainer_side(group), found.joined)
     floor = pair(group, recompute_side(group), update_side(group))
-    found.main, found.floor = measure_spans(tools, group, main), measure_spans(tools, group, floor)
+    found.main, found.floor = measure_spans(group, main), measure_spans(group, floor)
     found.routing = measure_routing(run, tools, group, steps, {"main": (ROLLOUT_TRAINER, main), "floor": (TRAINER_UPDATE, floor)})
     if with_framework:
-        found.framework = framework_numbers(tools, group)
-    found.identity = check_identity(run, tools, steps)
+        found.framework = framework_numbers(group)
+    found.identity = check_identity(run, steps)
     return found
 
 

@@ -245,7 +245,7 @@ def _compare(kernels: Kernels, group: Group, rows: _Rows, items: list[_Item], sp
     for sequence, (_, own) in flags.items():
         key = (int(group.attempt[sequence]), int(group.step[sequence]))
         found.tokens[key] = found.tokens.get(key, 0) + np.array([(own != rk.UNKNOWN).sum(), (own == rk.DIFFERS).sum()], np.int64)
-    _attribute(kernels, group, flags, sources, spans, lag, found)
+    _attribute(group, flags, sources, spans, lag, found)
 
 
 def _run(
@@ -290,7 +290,7 @@ def _merge_flags(held: tuple[int, Array] | None, more: tuple[int, Array]) -> tup
 
 
 def _attribute(
-    kernels: Kernels, group: Group, flags: dict[int, tuple[int, Array]], sources: dict[int, int], spans: Spans, lag: str, found: RoutingPass
+    group: Group, flags: dict[int, tuple[int, Array]], sources: dict[int, int], spans: Spans, lag: str, found: RoutingPass
 ) -> None:
     """Add the |Δ| of response tokens by whether the forward that scored them routed differently in any layer.
 
@@ -301,7 +301,7 @@ def _attribute(
     if len(chosen) == 0:
         return
     spans = Spans(*(column[chosen] for column in spans))
-    starts, pieces, used = [], [], 0
+    pieces = []
     for sequence, offset, length in zip(spans.sequence.tolist(), spans.offset.tolist(), spans.length.tolist(), strict=True):
         piece = np.full(length, rk.UNKNOWN, np.int8)
         first, own = flags[sequence]
@@ -310,11 +310,15 @@ def _attribute(
             low, high = max(0, -shift), min(length, len(own) - shift)
             if high > low:
                 piece[low:high] = own[low + shift : high + shift]
-        starts.append(used)
         pieces.append(piece)
-        used += length
-    lists, mask = group.logprobs, group.sampled
-    kernels.conditional(
-        lists.values, lists.valid, lists.valid_bit, lists.values, lists.valid, lists.valid_bit, mask.values, mask.bit,
-        spans.a_start, spans.b_start, spans.mask_start, spans.length, np.concatenate(pieces), np.array(starts, np.int64), found.effect,
-    )
+    logprobs, missing, sampled = group.tokens
+    for a, b, mask, length, piece in zip(spans.a_start.tolist(), spans.b_start.tolist(), spans.mask_start.tolist(), spans.length.tolist(), pieces, strict=True):
+        d = logprobs[b : b + length].astype(np.float64) - logprobs[a : a + length]
+        usable = np.isfinite(d) & (piece != rk.UNKNOWN)
+        if missing is not None:
+            usable &= ~(missing[a : a + length] | missing[b : b + length])
+        if sampled is not None and mask >= 0:
+            usable &= sampled[mask : mask + length]
+        for flag in (rk.SAME, rk.DIFFERS):
+            mine = d[usable & (piece == flag)]
+            found.effect[flag] += len(mine), np.abs(mine).sum(), (np.expm1(mine) - mine).sum()

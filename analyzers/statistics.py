@@ -1,6 +1,6 @@
 """Mergeable statistics of compared tokens, and the metrics that follow from them.
 
-A ``TokenStats`` is what two evaluations' log-probabilities of some tokens come down to. Merging two gives that of all their
+A ``TokenStats`` is what two evaluations' log-probabilities of some tokens come down to. Adding two gives that of all their
 tokens, whatever the order and grouping (up to float64 rounding), so partial results of threads or machines add up.
 """
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from rlaudit.analyzers import token_kernel as tk
+from rlaudit.analyzers import token_sums as ts
 
 Array = Any
 
@@ -23,71 +23,85 @@ QUANTILES: dict[str, tuple[str, float]] = {
 }
 """Metric name to the distribution it is a quantile of (|Δ log p| or |Δp|) and which one."""
 
+N, W1, SIZE, K1, K3 = range(5)
+"""Rows of the cluster products: a sequence's tokens and its sums of w - 1, |Δ|, -Δ and k3."""
+
 
 @dataclass(slots=True)
 class TokenStats:
-    """Sufficient statistics; columns are named in ``token_kernel``."""
+    """sums: over tokens. clusters: how many sequences; products: Σ over sequences of the outer product of the five quantities above."""
 
-    moments: Array = field(default_factory=lambda: np.zeros(tk.MOMENTS))
-    counts: Array = field(default_factory=lambda: np.zeros(tk.COUNTS, np.int64))
-    clusters: Array = field(default_factory=lambda: np.zeros(tk.CLUSTER_SUMS))
+    sums: ts.Sums = field(default_factory=ts.Sums)
+    clusters: int = 0
+    products: Array = field(default_factory=lambda: np.zeros((5, 5)))
+
+    @classmethod
+    def of(cls, measured: ts.Measured) -> TokenStats:
+        """From one measurement whose spans are one sequence each."""
+        spans = measured.spans
+        rows = np.stack([spans.n, spans.w1, spans.size, -spans.d, spans.k3])
+        # Spans are few beside tokens; einsum keeps BLAS from starting threads for them.
+        return cls(measured.sums, int(np.count_nonzero(spans.n)), np.einsum("in,jn->ij", rows, rows))
 
     @property
     def tokens(self) -> int:
         """Tokens that entered the statistics."""
-        return int(self.counts[tk.N])
+        return self.sums.n
 
-    def merge(self, other: TokenStats) -> TokenStats:
-        """The statistics of both; neither changes."""
-        both = TokenStats(self.moments.copy(), self.counts.copy(), self.clusters + other.clusters)
-        tk.absorb(both.moments, both.counts, other.moments, other.counts)
-        return both
+    @property
+    def counts(self) -> ts.Counts:
+        """Counts of tokens, used or not."""
+        return self.sums.counts
 
-    def metrics(self, quantiles: Mapping[str, float | None]) -> dict[str, float | None]:
-        """The metrics by catalogue name; None where undefined (no tokens, no variance) or beyond float64."""
-        n, m = self.tokens, self.moments
+    def add(self, other: TokenStats) -> None:
+        """Take in the statistics of other tokens."""
+        self.sums.add(other.sums)
+        self.clusters += other.clusters
+        self.products = self.products + other.products
+
+    def metrics(self, quantiles: Mapping[str, float | None] | None = None) -> dict[str, float | None]:
+        """The metrics by catalogue name; None where undefined (no variance) or beyond float64; empty without tokens."""
+        n, s = self.tokens, self.sums
         if n == 0:
             return {}
-        mean_w1 = m[tk.SUM_W1] / n
+        w1 = s.total[ts.W1] / n
         found = {
-            "pearson_prob": pearson(m[tk.M2_P], m[tk.M2_Q], m[tk.CO_PQ], m[tk.MEAN_P], n),
-            "pearson_logp": pearson(m[tk.M2_A], m[tk.M2_B], m[tk.CO_AB], m[tk.MEAN_A], n),
-            "prob_diff_mean": m[tk.MEAN_DIFF], "prob_diff_std": deviation(m[tk.M2_DIFF], n), "prob_diff_max": m[tk.MAX_DIFF],
-            "logp_diff_mean": m[tk.MEAN_ABS], "logp_diff_std": deviation(m[tk.M2_ABS], n), "logp_diff_max": m[tk.MAX_ABS],
-            "k1": -m[tk.SUM_D] / n, "k3": m[tk.SUM_K3] / n,
-            "ratio_mean": 1.0 + mean_w1, "ratio_gt2": self.counts[tk.BEYOND_2] / n,
-            "ess": (1.0 + mean_w1) ** 2 / (1.0 + 2.0 * mean_w1 + m[tk.SUM_W1_SQUARED] / n),
+            "pearson_prob": pearson(s.squares[ts.P], s.squares[ts.Q], s.cross[0], s.mean[ts.P], n),
+            "pearson_logp": pearson(s.squares[ts.X], s.squares[ts.Y], s.cross[1], s.mean[ts.X], n),
+            "prob_diff_mean": s.mean[ts.DIFF], "prob_diff_std": deviation(s.squares[ts.DIFF], n), "prob_diff_max": s.largest[1],
+            "logp_diff_mean": s.mean[ts.SIZE], "logp_diff_std": deviation(s.squares[ts.SIZE], n), "logp_diff_max": s.largest[0],
+            "k1": 0.0 - s.total[ts.D] / n, "k3": s.total[ts.K3] / n,
+            "ratio_mean": 1.0 + w1, "ratio_gt2": s.counts.beyond_2 / n,
+            "ess": (1.0 + w1) ** 2 / (1.0 + 2.0 * w1 + s.total[ts.W1_SQUARED] / n),
         }
-        return {name: finite(value) for name, value in {**found, **quantiles}.items()}
+        return {name: finite(value) for name, value in {**found, **(quantiles or {})}.items()}
 
     def ratio_mean_error(self) -> float | None:
         """Standard error of ``ratio_mean`` with the sequence as the unit (see ``clustered_error``)."""
-        c = self.clusters
-        return clustered_error(self.moments[tk.SUM_W1], float(self.tokens), c[tk.W1_W1], c[tk.W1_N], c[tk.NN], c[tk.CLUSTERS])
-
-    def k3_over_k1(self) -> tuple[float, float] | None:
-        """k3/k1 and its clustered standard error; None without a positive k1."""
-        c, k1, k3 = self.clusters, -self.moments[tk.SUM_D], self.moments[tk.SUM_K3]
-        error = clustered_error(k3, k1, c[tk.K3_K3], c[tk.K1_K3], c[tk.K1_K1], c[tk.CLUSTERS]) if k1 > 0 else None
-        return None if error is None else (float(k3 / k1), error)
+        return clustered_error(self.products, W1, N, self.sums.total[ts.W1], float(self.tokens), self.clusters)
 
     def logp_diff_error(self) -> float | None:
         """Clustered standard error of ``logp_diff_mean``."""
-        c, n = self.clusters, self.tokens
-        return clustered_error(self.moments[tk.MEAN_ABS] * n, float(n), c[tk.ABS_ABS], c[tk.ABS_N], c[tk.NN], c[tk.CLUSTERS])
+        return clustered_error(self.products, SIZE, N, self.sums.mean[ts.SIZE] * self.tokens, float(self.tokens), self.clusters)
+
+    def k3_over_k1(self) -> tuple[float, float] | None:
+        """k3/k1 and its clustered standard error; None without a positive k1."""
+        k1, k3 = -self.sums.total[ts.D], self.sums.total[ts.K3]
+        error = clustered_error(self.products, K3, K1, k3, k1, self.clusters) if k1 > 0 else None
+        return None if error is None else (float(k3 / k1), error)
 
 
-def clustered_error(total: float, base: float, squares: float, products: float, base_squares: float, clusters: float) -> float | None:
-    """Standard error of the ratio Σs/Σn of sums over independent clusters (here: sequences), by linearisation:
-    sqrt(G/(G-1) · Σ(s - R n)²) / Σn, the cluster-robust (sandwich) variance of Liang and Zeger (1986).
+def clustered_error(products: Array, top: int, base: int, total: float, base_total: float, clusters: int) -> float | None:
+    """Standard error of the ratio R = Σs/Σn of sums over independent clusters (here: sequences), by linearisation:
+    sqrt(G/(G-1) · Σ(s - R n)²) / |Σn|, the cluster-robust (sandwich) variance of Liang and Zeger (1986).
 
-    squares, products, base_squares: Σs², Σs·n, Σn². None for fewer than two clusters, an empty base or overflow.
+    top, base: rows of ``products`` (sums over clusters of products) that s and n are. None for fewer than two clusters, an empty base or overflow.
     """
-    if clusters < 2 or base == 0:
+    if clusters < 2 or base_total == 0:
         return None
-    ratio = total / base
-    spread = squares - 2.0 * ratio * products + ratio * ratio * base_squares
-    return finite(math.sqrt(max(spread, 0.0) * clusters / (clusters - 1)) / abs(base)) if math.isfinite(spread) else None
+    ratio = total / base_total
+    spread = products[top, top] - 2.0 * ratio * products[top, base] + ratio * ratio * products[base, base]
+    return finite(math.sqrt(max(spread, 0.0) * clusters / (clusters - 1)) / abs(base_total)) if math.isfinite(spread) else None
 
 
 def pearson(xx: float, yy: float, xy: float, mean: float, n: int) -> float | None:
@@ -106,56 +120,3 @@ def deviation(squares: float, n: int) -> float | None:
 def finite(value: float | None) -> float | None:
     """A plain float, None for None, NaN and infinities."""
     return float(value) if value is not None and math.isfinite(value) else None
-
-
-class Distribution:
-    """Non-negative values by quantile: exact while few enough are kept, otherwise from a histogram.
-
-    ``KEEP`` values are kept; beyond that a quantile is the middle of its bin, off by at most 0.1 % (512 bins an octave).
-    """
-
-    KEEP = 8 << 20
-    RELATIVE_ERROR = 1 / (2 * tk.BINS_PER_OCTAVE)
-
-    def __init__(self) -> None:
-        self.histogram = np.zeros(tk.BINS, np.int64)
-        self._kept: list[Array] | None = []
-        self._size = 0
-
-    @property
-    def exact(self) -> bool:
-        """True while quantiles are order statistics and not bins."""
-        return self._kept is not None
-
-    def add(self, values: Array, histogram: Array) -> None:
-        """Take in ``values`` (float32) whose histogram is already counted."""
-        self.histogram += histogram
-        self._size += len(values)
-        if self._kept is not None:
-            self._kept.append(np.array(values))
-            if self._size > self.KEEP:
-                self._kept = None
-
-    def merge(self, other: Distribution) -> None:
-        """Take in another distribution's values."""
-        self.histogram += other.histogram
-        self._size += other._size
-        if self._kept is not None:
-            self._kept = None if other._kept is None or self._size > self.KEEP else self._kept + other._kept
-
-    def quantiles(self, shares: list[float]) -> list[float | None]:
-        """Quantiles, interpolated linearly between order statistics (numpy's and DuckDB's quantile_cont's rule)."""
-        if self._size == 0:
-            return [None] * len(shares)
-        if self._kept is not None:
-            return [float(q) for q in np.quantile(np.concatenate(self._kept).astype(np.float64), shares)]
-        below = np.cumsum(self.histogram)
-        return [bin_middle(int(np.searchsorted(below, share * (self._size - 1), side="right"))) for share in shares]
-
-
-def bin_middle(index: int) -> float:
-    """The value in the middle of a histogram bin; bin 0 is exactly 0."""
-    if index == 0:
-        return 0.0
-    low, high = (np.uint32((index - 1 + (127 + tk.LOWEST_EXPONENT) * tk.BINS_PER_OCTAVE + side) << 14).view(np.float32) for side in (0, 1))
-    return (float(low) + float(high)) / 2

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlaudit.analyzers import token_kernel as tk
-from rlaudit.analyzers.compiled import Kernels
+from rlaudit.analyzers import token_sums as ts
 from rlaudit.analyzers.grouping import UNKNOWN, Group
 from rlaudit.analyzers.pairing import Spans
-from rlaudit.analyzers.statistics import QUANTILES, Distribution, TokenStats
+from rlaudit.analyzers.quantiles import Distribution, exact_quantiles, histogram_of
+from rlaudit.analyzers.statistics import QUANTILES, TokenStats
 
 Array = Any
 WORST = 5
@@ -39,18 +39,18 @@ class WorstSpan(NamedTuple):
 
 @dataclass(slots=True)
 class TokenPass:
-    """What one comparison (two evaluations) comes to. by_key values carry exact quantiles by metric name."""
+    """What one comparison (two evaluations) comes to. by_key values carry exact quantiles by metric name; distributions: by lag class."""
 
     by_key: dict[Key, tuple[TokenStats, dict[str, float | None]]] = field(default_factory=dict)
     distributions: dict[str, dict[str, Distribution]] = field(default_factory=dict)
     worst: list[WorstSpan] = field(default_factory=list)
 
-    def lag_class(self, name: str) -> TokenStats:
-        """All tokens of a lag class: equal (0), unknown, or other."""
+    def lag_class(self, *names: str) -> TokenStats:
+        """All tokens of some lag classes: equal (0), unknown, other."""
         total = TokenStats()
         for key, (stats, _) in self.by_key.items():
-            if lag_class(key.lag) == name:
-                total = total.merge(stats)
+            if lag_class(key.lag) in names:
+                total.add(stats)
         return total
 
     def quantiles(self, name: str) -> dict[str, float | None]:
@@ -67,10 +67,10 @@ class TokenPass:
 
     def add(self, other: TokenPass) -> None:
         """Take in another group of steps. Groups are taken in a fixed order, so that the result doesn't depend on timing."""
-        for key, (stats, quantiles) in other.by_key.items():
+        for key, measured in other.by_key.items():
             if key in self.by_key:
                 raise ValueError(f"step {key.step} lies in two groups")
-            self.by_key[key] = (stats, quantiles)
+            self.by_key[key] = measured
         for name, kinds in other.distributions.items():
             mine = self.distributions.setdefault(name, {kind: Distribution() for kind in ("logp", "prob")})
             for kind, distribution in kinds.items():
@@ -83,67 +83,62 @@ def lag_class(lag: int | None) -> str:
     return "unknown" if lag is None else "equal" if lag == 0 else "other"
 
 
-def measure_spans(kernels: Kernels, group: Group, spans: Spans) -> TokenPass:
+def measure_spans(group: Group, spans: Spans) -> TokenPass:
     """Statistics of one comparison in one group of steps."""
     found = TokenPass()
-    if len(spans.length) == 0:
-        return found
-    order, key, keys = _keys(group, spans)
-    spans = Spans(*(column[order] for column in spans))
-    total = int(spans.length.sum())
-    moments, counts = np.zeros((len(order), tk.MOMENTS)), np.zeros((len(order), tk.COUNTS), np.int64)
-    sizes, differences = np.empty(total, np.float32), np.empty(total, np.float32)
-    lists, mask = group.logprobs, group.sampled
-    kernels.measure(
-        lists.values, lists.valid, lists.valid_bit, lists.values, lists.valid, lists.valid_bit, mask.values, mask.bit,
-        spans.a_start, spans.b_start, spans.mask_start, spans.length, moments, counts, sizes, differences,
-    )
-    reduced = np.zeros((len(keys), tk.MOMENTS)), np.zeros((len(keys), tk.COUNTS), np.int64), np.zeros((len(keys), tk.CLUSTER_SUMS))
-    kernels.reduce_spans(moments, counts, key, *reduced)
-    ends = np.cumsum(reduced[1][:, tk.N])
-    for i, name in enumerate(keys):
-        stats = TokenStats(reduced[0][i], reduced[1][i], reduced[2][i])
-        values = slice(int(ends[i]) - stats.tokens, int(ends[i]))
-        mine = found.distributions.setdefault(lag_class(name.lag), {"logp": Distribution(), "prob": Distribution()})
-        quantiles = {**_quantiles(kernels, sizes[values], "logp", mine["logp"]), **_quantiles(kernels, differences[values], "prob", mine["prob"])}
-        found.by_key[name] = (stats, quantiles)
-    found.worst = _worst(group, spans, moments, counts)
+    for key, members in _by_key(group, spans):
+        mine = Spans(*(column[members] for column in spans))
+        measured = ts.measure(group.tokens, mine.a_start, mine.b_start, mine.mask_start, mine.length)
+        kinds = found.distributions.setdefault(lag_class(key.lag), {"logp": Distribution(), "prob": Distribution()})
+        quantiles = {**_quantiles(measured.sizes, "logp", kinds), **_quantiles(measured.differences, "prob", kinds)}
+        found.by_key[key] = (TokenStats.of(measured), quantiles)
+        if lag_class(key.lag) != "other":
+            found.worst += _worst(group, mine, measured.spans)
+    found.worst = heapq.nlargest(WORST, found.worst)
     return found
 
 
-def _keys(group: Group, spans: Spans) -> tuple[Array, Array, list[Key]]:
-    """Order that brings spans of one key together, each ordered span's key number, and the keys."""
+def _by_key(group: Group, spans: Spans) -> list[tuple[Key, Array]]:
+    """Which spans belong to each key, keys in ascending order."""
+    if len(spans.length) == 0:
+        return []
     columns = np.stack([group.attempt[spans.sequence], group.step[spans.sequence], spans.lag])
     distinct, number = np.unique(columns, axis=1, return_inverse=True)
-    number = number.reshape(-1).astype(np.int64)
+    number = number.reshape(-1)
     order = np.argsort(number, kind="stable")
-    keys = [Key(int(a), int(s), None if lag == UNKNOWN else int(lag)) for a, s, lag in distinct.T]
-    return order, number[order], keys
+    members = np.split(order, np.cumsum(np.bincount(number))[:-1])
+    return [(Key(int(a), int(s), None if lag == UNKNOWN else int(lag)), mine) for (a, s, lag), mine in zip(distinct.T, members, strict=True)]
 
 
-def _quantiles(kernels: Kernels, values: Array, kind: str, distribution: Distribution) -> dict[str, float | None]:
-    """Exact quantiles of ``values``, which ``distribution`` takes in."""
+def _quantiles(values: Array, kind: str, kinds: dict[str, Distribution]) -> dict[str, float | None]:
+    """Exact quantiles of ``values``, which the distribution of that kind takes in."""
     wanted = [(metric, share) for metric, (of, share) in QUANTILES.items() if of == kind]
     if len(values) == 0:
         return dict.fromkeys((metric for metric, _ in wanted), None)
-    place = np.array([share for _, share in wanted]) * (len(values) - 1)
-    low = np.floor(place).astype(np.int64)
-    ranks = np.concatenate([low, np.minimum(low + 1, len(values) - 1)])
-    at, histogram = np.zeros(len(ranks)), np.zeros(tk.BINS, np.int64)
-    kernels.select(values, values.view(np.uint32), ranks, histogram, at)
-    distribution.add(values, histogram)
-    under, over = at[: len(low)], at[len(low) :]
-    return {metric: float(q) for (metric, _), q in zip(wanted, under + (over - under) * (place - low), strict=True)}
+    bins, histogram = histogram_of(values)
+    kinds[kind].add(values, histogram)
+    found = exact_quantiles(values, [share for _, share in wanted], bins, histogram)
+    return {metric: value for (metric, _), value in zip(wanted, found, strict=True)}
 
 
-def _worst(group: Group, spans: Spans, moments: Array, counts: Array) -> list[WorstSpan]:
-    """The spans of largest mean |Δ log p| at equal or unknown policy version."""
-    usable = np.flatnonzero((counts[:, tk.N] > 0) & ((spans.lag == 0) | (spans.lag == UNKNOWN)))
-    top = usable[np.argsort(-moments[usable, tk.MEAN_ABS], kind="stable")[:WORST]]
-    return [
-        WorstSpan(
-            float(moments[i, tk.MEAN_ABS]), int(group.step[spans.sequence[i]]), str(group.ids[spans.sequence[i]]), int(counts[i, tk.N]),
-            int(spans.offset[i] + counts[i, tk.ARGMAX]), float(moments[i, tk.MAX_ABS]),
-        )
-        for i in top
-    ]
+def _worst(group: Group, spans: Spans, sums: ts.SpanSums) -> list[WorstSpan]:
+    """The spans of largest mean |Δ log p|."""
+    mean = np.divide(sums.size, sums.n, out=np.zeros(len(sums.n)), where=sums.n > 0)
+    top = [i for i in np.argsort(-mean, kind="stable")[:WORST].tolist() if sums.n[i] > 0]
+    return [_described(group, spans, i, float(mean[i]), int(sums.n[i])) for i in top]
+
+
+def _described(group: Group, spans: Spans, i: int, mean: float, tokens: int) -> WorstSpan:
+    """One span with the place of its largest |Δ log p|."""
+    a, b, length = int(spans.a_start[i]), int(spans.b_start[i]), int(spans.length[i])
+    logprobs, missing, sampled = group.tokens
+    size = np.abs(logprobs[b : b + length].astype(np.float64) - logprobs[a : a + length])
+    usable = np.isfinite(size)
+    if missing is not None:
+        usable &= ~(missing[a : a + length] | missing[b : b + length])
+    if sampled is not None and spans.mask_start[i] >= 0:
+        usable &= sampled[int(spans.mask_start[i]) :][:length]
+    size = np.where(usable, size, -1.0)
+    at = int(size.argmax())
+    sequence = spans.sequence[i]
+    return WorstSpan(mean, int(group.step[sequence]), str(group.ids[sequence]), tokens, int(spans.offset[i]) + at, float(size[at]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlaudit.analyzers import token_kernel as tk
 from rlaudit.analyzers.measured import Measured
 from rlaudit.findings import Evidence, Finding
 
@@ -14,11 +13,11 @@ SQL = "SELECT step, count(*) AS tokens, count(*) FILTER (WHERE delta = 0) AS equ
 def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     """Good news, unless the trainer's own second evaluation differs: then the first was probably copied from the rollout."""
     stats, floor = measured.at_basis(), measured.floor_stats()
-    if stats.tokens == 0 or stats.counts[tk.EQUAL_BITS] != stats.tokens or any(f.code == "LOGP_CONSTANT_ZERO" for f in before):
+    if stats.tokens == 0 or stats.counts.equal_bits != stats.tokens or any(f.code == "LOGP_CONSTANT_ZERO" for f in before):
         return []
-    evidence = (Evidence("tokens compared", stats.tokens, "tokens"), Evidence("equal bits", int(stats.counts[tk.EQUAL_BITS]), "tokens"))
-    if floor.tokens and floor.counts[tk.EQUAL_BITS] < floor.tokens:
-        differing = floor.tokens - int(floor.counts[tk.EQUAL_BITS])
+    evidence = (Evidence("tokens compared", stats.tokens, "tokens"), Evidence("equal bits", stats.counts.equal_bits, "tokens"))
+    if floor.tokens and floor.counts.equal_bits < floor.tokens:
+        differing = floor.tokens - floor.counts.equal_bits
         return [Finding(
             "VACUOUS_COMPARISON", "warn", "The trainer's log-probabilities equal the rollout's bit for bit, but not the trainer's own of the update: they may be copies.",
             (*evidence, Evidence("tokens that differ between the trainer's two evaluations", differing, "tokens")), sql=SQL,

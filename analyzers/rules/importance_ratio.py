@@ -21,13 +21,13 @@ FROM tokens WHERE comparable AND phase = 'train' GROUP BY step ORDER BY step"""
 def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     """The mean ratio's whole interval lies outside the band."""
     stats = measured.at_basis()
-    mean, error = stats.metrics({}).get("ratio_mean"), stats.ratio_mean_error()
+    mean, error = stats.metrics().get("ratio_mean"), stats.ratio_mean_error()
     if mean is None or error is None:
         return []
     low, high = mean - INTERVAL_STANDARD_ERRORS * error, mean + INTERVAL_STANDARD_ERRORS * error
     if high >= RATIO_MEAN_LOW and low <= RATIO_MEAN_HIGH:
         return []
-    values = stats.metrics({})
+    values = stats.metrics()
     return [Finding(
         "IMPORTANCE_RATIO_OFF", "fail", f"The rollout's log-probabilities are not of the distribution that sampled the tokens: the mean importance ratio is {mean:.3g}, not 1.",
         (

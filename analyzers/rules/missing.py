@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlaudit.analyzers import token_kernel as tk
 from rlaudit.analyzers.measured import Measured
 from rlaudit.analyzers.thresholds import MISSING_SHARE_WARN
 from rlaudit.findings import Evidence, Finding
@@ -17,7 +16,7 @@ GROUP BY ALL ORDER BY ALL"""
 def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     """Nulls among the sampled tokens of compared sequences."""
     total = measured.all_tokens()
-    rollout, trainer = int(total.counts[tk.MISSING_A]), int(total.counts[tk.MISSING_B])
+    rollout, trainer = total.counts.missing[0], total.counts.missing[1]
     if not rollout and not trainer:
         return []
     missing = max(rollout, trainer) / (total.tokens + max(rollout, trainer))

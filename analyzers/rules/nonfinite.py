@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlaudit.analyzers import token_kernel as tk
 from rlaudit.analyzers.measured import Measured
 from rlaudit.findings import Evidence, Finding
 
@@ -15,10 +14,10 @@ WHERE phase = 'train' AND is_sampled AND NOT (isfinite(rollout_logp) AND isfinit
 def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     """Any of them fails: a token that was sampled has a finite log-probability."""
     counts = measured.all_tokens().counts
-    rollout, trainer = int(counts[tk.NONFINITE_A]), int(counts[tk.NONFINITE_B])
+    rollout, trainer = counts.nonfinite[0], counts.nonfinite[1]
     if not rollout and not trainer:
         return []
-    steps = sorted({key.step for key, (stats, _) in measured.main.by_key.items() if stats.counts[tk.NONFINITE_A] or stats.counts[tk.NONFINITE_B]})
+    steps = sorted({key.step for key, (stats, _) in measured.main.by_key.items() if stats.counts.nonfinite[0] or stats.counts.nonfinite[1]})
     return [Finding(
         "NONFINITE_LOGP", "fail", f"{rollout + trainer:,} log-probabilities of sampled tokens are NaN or infinite; they are left out of every number.",
         (Evidence("on the rollout side", rollout, "tokens"), Evidence("on the trainer side", trainer, "tokens")), {"steps": steps[:20]}, SQL,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlaudit.analyzers import token_kernel as tk
 from rlaudit.analyzers.measured import Measured
 from rlaudit.findings import Evidence, Finding
 
@@ -15,7 +14,7 @@ WHERE phase = 'train' AND comparable AND greatest(rollout_logp, trainer_logp) > 
 def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     """More than rounding above 0 on either side."""
     counts = measured.all_tokens().counts
-    rollout, trainer = int(counts[tk.POSITIVE_A]), int(counts[tk.POSITIVE_B])
+    rollout, trainer = counts.positive[0], counts.positive[1]
     if not rollout and not trainer:
         return []
     return [Finding(

@@ -26,10 +26,10 @@ def above_the_line(values: dict[str, float | None]) -> bool:
 def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     """A warning above the line, unless an earlier finding already explains a difference."""
     stats = measured.at_basis()
-    values = stats.metrics({})
+    values = stats.metrics()
     if not above_the_line(values) or any(finding.code in EXPLAINS for finding in before):
         return []
-    level, floor = values["logp_diff_mean"], measured.floor_stats().metrics({}).get("logp_diff_mean")
+    level, floor = values["logp_diff_mean"], measured.floor_stats().metrics().get("logp_diff_mean")
     dtypes = {side: _dtypes(measured, sources) for side, sources in (("rollout", ("rollout",)), ("trainer", ("trainer", "update")))}
     reduced = sorted({dtype for names in dtypes.values() for dtype in names if dtype in REDUCED})
     cause = f"{' and '.join(reduced)} arithmetic" if reduced else "numerical differences"
@@ -76,7 +76,7 @@ def _level(values: dict[str, float | None], floor: float | None) -> list[Evidenc
 def _exclusions(measured: Measured) -> list[Evidence]:
     """What speaks against wrong semantics, each with its interval."""
     stats = measured.at_basis()
-    values, error, ratio = stats.metrics({}), stats.ratio_mean_error(), stats.k3_over_k1()
+    values, error, ratio = stats.metrics(), stats.ratio_mean_error(), stats.k3_over_k1()
     found = [Evidence("mean importance ratio (1 where the rollout's log-probabilities are the law that sampled)", values["ratio_mean"])]
     if error is not None:
         found.append(Evidence("its standard error (sequences as units)", error))

@@ -26,7 +26,7 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
         return []
     share, floor = disagreement(routing), disagreement(measured.routing_at("floor"))
     effect = conditional_means(routing)
-    named = above_the_line(measured.at_basis().metrics({})) and effect is not None and effect[1] > ROUTING_EFFECT_NAMED * effect[0]
+    named = above_the_line(measured.at_basis().metrics()) and effect is not None and effect[1] > ROUTING_EFFECT_NAMED * effect[0]
     tokens = sum(routing.tokens.values())
     any_layer = float(tokens[1] / tokens[0])
     layers = {layer: row[rk.DIFFERING] / row[rk.ROWS] for layer, row in routing.by_layer().items() if row[rk.ROWS]}

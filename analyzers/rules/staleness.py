@@ -17,8 +17,8 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     if not stale.tokens:
         return []
     lags = sorted({key.lag for key in measured.main.by_key if key.lag})
-    equal = measured.main.lag_class("equal").metrics({})
-    values = stale.metrics({})
+    equal = measured.main.lag_class("equal").metrics()
+    values = stale.metrics()
     total = measured.all_tokens().tokens
     return [Finding(
         "STALENESS", "info",

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlaudit.analyzers import token_kernel as tk
 from rlaudit.analyzers.measured import Measured
 from rlaudit.analyzers.thresholds import BAD_ZERO_SHARE
 from rlaudit.findings import Evidence, Finding
@@ -24,18 +23,18 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     counts, tokens = total.counts, total.tokens
     if tokens == 0:
         return []
-    if counts[tk.ZERO_A] == tokens and counts[tk.ZERO_B] == tokens:
+    if counts.zero[0] == tokens and counts.zero[1] == tokens:
         return [Finding(
             "LOGP_CONSTANT_ZERO", "fail", "Every log-probability on both sides is exactly 0: placeholders were compared with placeholders.",
             (Evidence("tokens", tokens, "tokens"),), sql=ALL_ZERO_SQL, next=("Look where the loop fills log-probabilities in; null, not 0, stands for a missing one.",),
         )]
     found = []
-    for side, column in (("rollout", tk.BAD_ZERO_A), ("trainer", tk.BAD_ZERO_B)):
-        if counts[column] / tokens > BAD_ZERO_SHARE:
+    for side, zeros in zip(("rollout", "trainer"), counts.bad_zero, strict=True):
+        if zeros / tokens > BAD_ZERO_SHARE:
             found.append(Finding(
                 "LOGP_CONSTANT_ZERO", "fail",
-                f"{counts[column] / tokens:.1%} of the {side}'s log-probabilities are exactly 0 where the other side is not certain: they are placeholders.",
-                (Evidence("contradicted zeros", int(counts[column]), "tokens"), Evidence("tokens compared", tokens, "tokens")), {"side": side}, SQL,
+                f"{zeros / tokens:.1%} of the {side}'s log-probabilities are exactly 0 where the other side is not certain: they are placeholders.",
+                (Evidence("contradicted zeros", zeros, "tokens"), Evidence("tokens compared", tokens, "tokens")), {"side": side}, SQL,
                 (
                     "Missing values were padded with 0.0: keep them null, and exclude them from the loss.",
                     "With speculative decoding, some engines return 0 for accepted draft tokens: compare with it switched off.",
