@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,8 +24,15 @@ from rlaudit.storage import LocalStorage, RemoteStorage, storage_for
 if TYPE_CHECKING:
     import duckdb
 
+JOURNAL_PREFIX = ".compaction-"
+"""Head of the names of compaction's journals, in a table's folder."""
+
 Steps = tuple[int, int]
 """An inclusive range of steps."""
+
+
+_STEPPED = ("sequences", "scores", "links", "framework_metrics")
+"""Tables without rows of unknown step."""
 
 
 class Run:
@@ -76,14 +84,31 @@ class Run:
         spools = [Path(p) for p in self._storage.files("spool")] if isinstance(self._storage, LocalStorage) else []
         found: dict[str, list[Segment]] = {table.name: [] for table in schema.TABLES}
         for table, segments in found.items():
+            superseded = self._superseded(table)
             for path in self._storage.files(table):
                 segment = parse_segment(table, path)
+                if path.rsplit("/", 1)[-1] in superseded:
+                    continue
                 if segment is None:
                     self.foreign.append(path)
                 else:
                     segments.append(segment)
         self._add_spools(found, spools)
         return found
+
+    def _superseded(self, table: str) -> set[str]:
+        """Names of segments that a compaction under way, or one that crashed, has replaced already (``rlaudit.compaction``)."""
+        if not isinstance(self._storage, LocalStorage):
+            return set()
+        names: set[str] = set()
+        for journal in (self._storage.root / table).glob(f"{JOURNAL_PREFIX}*.json"):
+            try:
+                plan = json.loads(journal.read_text(encoding="utf-8"))
+            except FileNotFoundError:
+                continue  # it finished since it was listed
+            if (journal.parent / plan["new"]).exists():
+                names.update(plan["old"])
+        return names
 
     def _add_spools(self, found: dict[str, list[Segment]], spools: Iterable[Path]) -> None:
         done = {(s.table, s.process, s.number) for segments in found.values() for s in segments}
@@ -130,12 +155,15 @@ class Run:
             within = (pc.field("step") >= steps[0]) & (pc.field("step") <= steps[1])
             filters = within if filters is None else filters & within
         wanted = pa.schema([target.field(name) for name in names])
-        parts = [self._read_segment(segment, names, filters) for segment in self.segments(table, steps)]
+        parts = [self.read_segment(segment, names, filters) for segment in self.segments(table, steps)]
         return pa.concat_tables([part.cast(wanted) for part in parts]) if parts else wanted.empty_table()
 
-    def _read_segment(self, segment: Segment, columns: list[str], filters: pc.Expression | None) -> pa.Table:
+    def read_segment(self, segment: Segment, columns: Sequence[str] | None = None, filters: pc.Expression | None = None) -> pa.Table:
+        """Rows of one segment (None: all columns). DamagedRun where it can't be read."""
         try:
-            return pq.read_table(self._storage.open(segment.path), columns=columns, filters=filters, partitioning=None)
+            return pq.read_table(
+                self._storage.open(segment.path), columns=list(columns) if columns is not None else None, filters=filters, partitioning=None
+            )
         except (OSError, pa.ArrowException) as error:
             raise DamagedRun(self._damage(segment.path, error)) from error
 
@@ -180,6 +208,12 @@ class Run:
         from rlaudit.query import connect
 
         return connect(self)
+
+
+def _lies_within(segment: Segment, steps: Steps) -> bool:
+    """True where every row of the segment is of ``steps``: by its name, in tables whose rows all have a step."""
+    known = segment.first_step is not None and segment.last_step is not None and segment.table in _STEPPED
+    return known and steps[0] <= segment.first_step and segment.last_step <= steps[1]  # type: ignore[operator]
 
 
 def open_runs(paths: Mapping[str, str | Path]) -> dict[str, Run]:

@@ -88,17 +88,23 @@ class SegmentWriter:
 
     def close(self) -> Segment | None:
         """Finish the segment and give it its name; None where there were no rows."""
+        if not self.rows:
+            return None
+        final, temporary = self.finish_unnamed()
+        temporary.rename(final)
+        first, last = self._steps or (None, None)
+        return Segment(self.table, str(final), first, last, self._process, self._number)
+
+    def finish_unnamed(self) -> tuple[Path, Path]:
+        """Complete the file without giving it its name yet: (the name, where the file is now). For compaction's journal."""
         self._flush()
         if self._writer is None:
-            return None
+            raise ValueError(f"a segment of {self.table} without rows can't be written")
         self._writer.close()
         with self._temporary.open("rb+") as file:
             os.fsync(file.fileno())
         steps = f"{self._steps[0]:08d}-{self._steps[1]:08d}" if self._steps else ""
-        path = self._folder / f"s{steps}_{self._process}_{self._number:06d}.parquet"
-        self._temporary.rename(path)
-        first, last = self._steps or (None, None)
-        return Segment(self.table, str(path), first, last, self._process, self._number)
+        return self._folder / f"s{steps}_{self._process}_{self._number:06d}.parquet", self._temporary
 
     def abandon(self) -> None:
         """Give up: leave nothing behind."""
