@@ -9,6 +9,14 @@ from __future__ import annotations
 TRIGGERS: dict[str, tuple[str, ...]] = {
     "trl.trainer.grpo_trainer": ("rlaudit.capture.frameworks.trl_grpo",),
     "trl.trainer.rloo_trainer": ("rlaudit.capture.frameworks.trl_rloo",),
+    "trl.generation.vllm_generation": ("rlaudit.capture.frameworks.trl_vllm",),
     "transformers.generation.utils": ("rlaudit.capture.engines.transformers_generate",),
 }
 """Imported module to the adapter modules that attach to it, in order."""
+
+PROPAGATION: dict[str, tuple[str, str]] = {
+    "ray._private.worker": ("rlaudit.capture.propagation.ray", "propagate_init"),
+    "ray.dashboard.modules.job.sdk": ("rlaudit.capture.propagation.ray", "propagate_submission"),
+}
+"""Imported module to the function that lets it carry capture on to processes that inherit nothing. No recorder is made for these:
+Ray's helper processes import them too."""

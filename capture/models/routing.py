@@ -113,7 +113,7 @@ class RoutingWindow:
                 gates = (args[2] if len(args) > 2 else kwargs["top_k_weights"]) if self._with_weights else None
                 self._keep(index, ids, gates)
             except Exception as error:
-                self.failure = self.failure or f"{type(error).__name__}: {error}"
+                self._failed(error)
 
         return hook
 
@@ -123,9 +123,13 @@ class RoutingWindow:
                 ids, gates = chosen(output)
                 self._keep(index, ids, gates if self._with_weights else None)
             except Exception as error:
-                self.failure = self.failure or f"{type(error).__name__}: {error}"
+                self._failed(error)
 
         return hook
+
+    def _failed(self, error: Exception) -> None:
+        """Remember the first failure; the model runs on."""
+        self.failure = self.failure or (str(error) if isinstance(error, Unroutable) else f"{type(error).__name__}: {error}")
 
     def _keep(self, index: int, ids: Any, gates: Any) -> None:
         if self.failure is not None:

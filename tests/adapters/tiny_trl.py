@@ -32,7 +32,11 @@ def save_tiny_model(folder: Path, **overrides: Any) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=specials[0], eos_token=specials[2], additional_special_tokens=specials[1:2]
+        tokenizer_object=tokenizer,
+        pad_token=specials[0],
+        eos_token=specials[2],
+        additional_special_tokens=specials[1:2],
+        model_input_names=["input_ids", "attention_mask"],
     )
     fast.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}"
