@@ -17,7 +17,7 @@ from typing import Any
 from rlaudit import recording
 from rlaudit.capture.config import DISABLE_VARIABLE, VARIABLE, CaptureConfig
 from rlaudit.capture.process import process_facts
-from rlaudit.capture.registry import TRIGGERS
+from rlaudit.capture.registry import PROPAGATION, TRIGGERS
 
 _active: Capture | None = None
 
@@ -108,7 +108,7 @@ class _TriggerFinder:
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
         """The spec that the other finders give, with its loader told to attach after execution."""
-        if name not in TRIGGERS:
+        if name not in TRIGGERS and name not in PROPAGATION:
             return None
         for finder in sys.meta_path:
             if finder is not self and hasattr(finder, "find_spec"):
@@ -126,7 +126,9 @@ class _TriggerFinder:
 
         def exec_module(module: ModuleType) -> None:
             execute(module)
-            for adapter in TRIGGERS[spec.name]:
+            if spec.name in PROPAGATION:
+                _never_raise(lambda: _propagate(*PROPAGATION[spec.name], module))
+            for adapter in TRIGGERS.get(spec.name, ()):
                 _never_raise(lambda adapter=adapter: capture.attach(adapter, module))  # type: ignore[misc]
 
         # Set on this one loader object; the loader keeps its type, which resource readers and inspect rely on.
@@ -134,6 +136,12 @@ class _TriggerFinder:
             loader.exec_module = exec_module
         except AttributeError as error:
             _complain(error)
+
+
+def _propagate(module_name: str, function: str, module: ModuleType) -> None:
+    import importlib
+
+    getattr(importlib.import_module(module_name), function)(module, _complain)
 
 
 def _program() -> str:

@@ -22,6 +22,7 @@ from typing import Any
 from rlaudit import __version__, schema
 from rlaudit.capture.config import DISABLE_VARIABLE, VARIABLE, CaptureConfig
 from rlaudit.capture.environment import allowed_environment, redact_arguments
+from rlaudit.capture.site_folder import SITE_FOLDER
 from rlaudit.errors import BadOption, RlauditError, RunExists
 from rlaudit.manifest import FILE_NAME, Manifest
 
@@ -222,9 +223,8 @@ def _git() -> dict[str, Any]:
 
 def _environment(config: CaptureConfig) -> dict[str, str]:
     environment = {**os.environ, VARIABLE: config.to_variable()}
-    site = str(Path(__file__).with_name("site"))
     before = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = f"{site}{os.pathsep}{before}" if before else site
+    environment["PYTHONPATH"] = f"{SITE_FOLDER}{os.pathsep}{before}" if before else SITE_FOLDER
     return environment
 
 
