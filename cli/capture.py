@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rlaudit.errors import BadOption, RlauditError
 from typer.core import TyperCommand
+
+from rlaudit.errors import BadOption, RlauditError
 
 SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
 PREFIXES = " KMGT"
@@ -50,9 +51,7 @@ class CaptureCommand(TyperCommand):
         return rest
 
 
-Command = Annotated[
-    list[str], typer.Argument(metavar="COMMAND...", help="The training command, with its own options.", show_default=False)
-]
+Command = Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The training command, with its own options.", show_default=False)]
 Out = Annotated[
     Path | None,
     typer.Option("--out", "-o", metavar="RUN", help="Folder of the run; a new one below runs/ by default.", show_default=False),
@@ -102,12 +101,19 @@ def command(
       rlaudit capture -- python train.py --lr 1e-6
       rlaudit capture --out runs/first --routing-sample 0.1 --max-bytes 20G -- bash run_grpo.sh
     """
-    from rlaudit.capture.launcher import CaptureOptions, exit_like, launch  # noqa: PLC0415
+    from rlaudit.capture.launcher import CaptureOptions, exit_like, launch
 
     options = CaptureOptions(
-        out=out, include=tuple(include) if include else None, exclude=tuple(exclude or ()), sample=sample, routing_sample=routing_sample,
-        max_bytes=parse_size(max_bytes) if max_bytes is not None else None, tokens=tokens.value, lossless=lossless,
-        queue_bytes=queue_mb << 20, routing_weights=routing_weights,
+        out=out,
+        include=tuple(include) if include else None,
+        exclude=tuple(exclude or ()),
+        sample=sample,
+        routing_sample=routing_sample,
+        max_bytes=parse_size(max_bytes) if max_bytes is not None else None,
+        tokens=tokens.value,
+        lossless=lossless,
+        queue_bytes=queue_mb << 20,
+        routing_weights=routing_weights,
     )
     captured = launch(options, arguments)
     _print_coverage(captured.run)
@@ -116,10 +122,11 @@ def command(
 
 def _print_coverage(folder: Path) -> None:
     """The coverage table, on standard error as all that capture says: standard output is the command's own."""
-    from rich.console import Console  # noqa: PLC0415
-    from rlaudit.analyzers.capture_summary import summarise_capture  # noqa: PLC0415
-    from rlaudit.report.captured import render_captured  # noqa: PLC0415
-    from rlaudit.run import Run  # noqa: PLC0415
+    from rich.console import Console
+
+    from rlaudit.analyzers.capture_summary import summarise_capture
+    from rlaudit.report.captured import render_captured
+    from rlaudit.run import Run
 
     shown = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
     try:

@@ -25,15 +25,16 @@ def command(format: Annotated[Format, typer.Option("--format", "-f", help="How t
     Example:
       rlaudit hooks
     """
-    from rlaudit.capture.survey import survey  # noqa: PLC0415
+    from rlaudit.capture.survey import survey
 
     rows = survey()
     if format is Format.json:
         typer.echo(json.dumps([row._asdict() for row in rows], indent=2))
         return
-    from rich.console import Console  # noqa: PLC0415
-    from rlaudit.report.grid import Grid  # noqa: PLC0415
-    from rlaudit.report.page import Page, page_width  # noqa: PLC0415
+    from rich.console import Console
+
+    from rlaudit.report.grid import Grid
+    from rlaudit.report.page import Page, page_width
 
     cells = tuple((r.adapter, r.kind, r.distribution, r.installed or "not installed", r.tested, r.state, r.reason or "") for r in rows)
     headings = ("adapter", "kind", "package", "installed", "tested with", "state", "why")

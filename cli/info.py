@@ -38,18 +38,22 @@ def command(
     Example:
       rlaudit info runs/demo
     """
-    from rlaudit.analyzers.capture_summary import summarise_capture  # noqa: PLC0415
-    from rlaudit.cli.run_facts import table_facts  # noqa: PLC0415
-    from rlaudit.run import Run  # noqa: PLC0415
+    from rlaudit.analyzers.capture_summary import summarise_capture
+    from rlaudit.cli.run_facts import table_facts
+    from rlaudit.run import Run
 
     opened = Run.open(run)
     tables, summary = table_facts(opened), summarise_capture(opened)
     if format is Format.json:
-        from rlaudit.report.as_json import strict  # noqa: PLC0415
+        from rlaudit.report.as_json import strict
 
         facts = {
-            "path": opened.path, "manifest": json.loads(opened.manifest.to_json()), "tables": [asdict(table) for table in tables],
-            "capture": asdict(summary), "foreign_files": opened.foreign, "unreadable": opened.torn,
+            "path": opened.path,
+            "manifest": json.loads(opened.manifest.to_json()),
+            "tables": [asdict(table) for table in tables],
+            "capture": asdict(summary),
+            "foreign_files": opened.foreign,
+            "unreadable": opened.torn,
         }
         typer.echo(json.dumps(strict(facts), indent=2, ensure_ascii=False, allow_nan=False))
     else:
@@ -57,8 +61,9 @@ def command(
 
 
 def _print(run: Run, tables: tuple[TableFacts, ...], summary: CaptureSummary) -> None:
-    from rich.console import Console  # noqa: PLC0415
-    from rlaudit.report.page import Page, page_width  # noqa: PLC0415
+    from rich.console import Console
+
+    from rlaudit.report.page import Page, page_width
 
     page = Page(Console(width=page_width(), highlight=False))
     manifest = json.loads(run.manifest.to_json())
@@ -122,7 +127,7 @@ def _ended(manifest: Mapping[str, Any]) -> str:
 
 
 def _tables(tables: tuple[TableFacts, ...]) -> Grid:
-    from rlaudit.report.grid import Grid  # noqa: PLC0415
+    from rlaudit.report.grid import Grid
 
     rows = [(t.name, f"{t.rows:,}", size(t.bytes), f"{t.files:,}", _steps(t)) for t in tables if t.rows]
     rows.append(("all", f"{sum(t.rows for t in tables):,}", size(sum(t.bytes for t in tables)), f"{sum(t.files for t in tables):,}", ""))
@@ -141,12 +146,17 @@ def _steps(table: TableFacts) -> str:
 
 
 def _hooks(summary: CaptureSummary) -> Grid:
-    from rlaudit.report.grid import Grid  # noqa: PLC0415
+    from rlaudit.report.grid import Grid
 
     rows = tuple(
         (
-            h.adapter, h.state, f"{h.distribution} {h.version or '(version unknown)'}", f"{h.processes:,}", f"{h.fired:,}",
-            f"{h.failures:,}", h.reason or "",
+            h.adapter,
+            h.state,
+            f"{h.distribution} {h.version or '(version unknown)'}",
+            f"{h.processes:,}",
+            f"{h.fired:,}",
+            f"{h.failures:,}",
+            h.reason or "",
         )
         for h in summary.hooks
     )
@@ -155,7 +165,7 @@ def _hooks(summary: CaptureSummary) -> Grid:
 
 
 def _processes(summary: CaptureSummary) -> Grid:
-    from rlaudit.report.grid import Grid  # noqa: PLC0415
+    from rlaudit.report.grid import Grid
 
     by_rows = sorted(summary.processes, key=lambda process: -sum(process.rows.values()))
 

@@ -9,8 +9,9 @@ import os
 import sys
 from typing import Annotated
 
-import rlaudit
 import typer
+
+import rlaudit
 from rlaudit.cli import capture, hooks, info, query, report, schema, shell, version
 from rlaudit.errors import RlauditError
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 from enum import Enum
@@ -9,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rlaudit.errors import BadOption, QueryError
 from typer.core import TyperCommand
+
+from rlaudit.errors import BadOption, QueryError
 
 if TYPE_CHECKING:
     import duckdb
@@ -39,7 +41,8 @@ def command(
     arguments: Annotated[
         list[str],
         typer.Argument(
-            metavar="RUN SQL", show_default=False,
+            metavar="RUN SQL",
+            show_default=False,
             help="A run's folder, or several as NAME=RUN, then the query. Without SQL it is read from standard input.",
         ),
     ],
@@ -60,8 +63,7 @@ def command(
       rlaudit query RUN "select * from steps" --format csv --output steps.csv
       rlaudit query a=RUN_A b=RUN_B "select step, a.k3, b.k3 from a.steps a join b.steps b using (step)"
     """
-    from rlaudit.cli import results  # noqa: PLC0415
-    from rlaudit.query import execute  # noqa: PLC0415
+    from rlaudit.cli import results
 
     runs, sql = runs_and_sql(arguments)
     connection = connect(runs)
@@ -69,11 +71,11 @@ def command(
     for setting in settings:
         if setting.kind != "SET":
             raise QueryError("there are several queries, and the output has room for one; before it only SET statements may stand")
-        execute(connection, setting.sql)
+        results.execute(connection, setting)
     if format is Format.parquet:
         results.write_parquet(connection, query, output)
     else:
-        results.write(results.Result(execute(connection, query.sql)), format.value, output, most_rows=rows)
+        results.write(results.execute(connection, query), format.value, output, most_rows=rows)
 
 
 def runs_and_sql(arguments: list[str]) -> tuple[dict[str, str], str]:
@@ -91,13 +93,14 @@ def runs_and_sql(arguments: list[str]) -> tuple[dict[str, str], str]:
 
 def looks_like_run(argument: str) -> bool:
     """True for a path that exists or a NAME=PATH; a query has blanks."""
+    # os.path.exists, because Path.exists raises for what is too long to be a path, as queries are.
     named = NAMED_RUN.fullmatch(argument)
-    return Path(argument).exists() or (("://" in argument or named is not None) and " " not in argument)
+    return os.path.exists(argument) or (("://" in argument or named is not None) and " " not in argument)  # noqa: PTH110
 
 
 def name_runs(places: list[str]) -> dict[str, str]:
     """Run paths by name. BadOption where several runs have no names or equal ones."""
-    if len(places) == 1 and (Path(places[0]).exists() or not NAMED_RUN.fullmatch(places[0])):
+    if len(places) == 1 and (os.path.exists(places[0]) or not NAMED_RUN.fullmatch(places[0])):  # noqa: PTH110
         return {"main": places[0]}
     runs: dict[str, str] = {}
     for place in places:
@@ -113,7 +116,7 @@ def name_runs(places: list[str]) -> dict[str, str]:
 
 def connect(runs: dict[str, str]) -> duckdb.DuckDBPyConnection:
     """A connection to the runs, opened under their names."""
-    from rlaudit.query import connect_runs  # noqa: PLC0415
-    from rlaudit.run import open_runs  # noqa: PLC0415
+    from rlaudit.query import connect_runs
+    from rlaudit.run import open_runs
 
     return connect_runs(open_runs(runs))

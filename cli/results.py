@@ -11,10 +11,12 @@ import shutil
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from rich.cells import cell_len
+
 from rlaudit.cli.output import replacing, text_output
 from rlaudit.errors import BadOption, QueryError
 from rlaudit.report.as_json import strict
@@ -23,6 +25,8 @@ from rlaudit.report.text import MISSING, nonfinite
 
 if TYPE_CHECKING:
     import duckdb
+
+Answer = TypeVar("Answer")
 
 BATCH = 2048
 ARROW_BATCH = 100_000
@@ -41,15 +45,36 @@ class Statement(NamedTuple):
 
 def statements(connection: duckdb.DuckDBPyConnection, sql: str) -> list[Statement]:
     """The statements of ``sql``, at least one. QueryError where it does not parse or is empty."""
-    import duckdb  # noqa: PLC0415
-
-    try:
-        found = [Statement(parsed.query, parsed.type.name) for parsed in connection.extract_statements(sql)]
-    except duckdb.Error as error:
-        raise QueryError(str(error).strip()) from error
+    parsed = run_query(connection, lambda: connection.extract_statements(sql))
+    found = [Statement(statement.query, statement.type.name) for statement in parsed]
     if not found:
         raise QueryError("the query is empty")
     return found
+
+
+def run_query(connection: duckdb.DuckDBPyConnection, work: Callable[[], Answer]) -> Answer:
+    """``work()``, which uses ``connection``, on another thread, so that Ctrl-C stops it at once.
+
+    DuckDB itself looks for signals only between its tasks, which may be a minute apart. Its errors become QueryError.
+    """
+    import duckdb
+
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        future = pool.submit(work)
+        try:
+            return future.result()
+        except KeyboardInterrupt:
+            connection.interrupt()
+            raise
+        except duckdb.Error as error:
+            raise QueryError(str(error).strip()) from error
+
+
+def execute(connection: duckdb.DuckDBPyConnection, statement: Statement) -> Result:
+    """Run one statement. QueryError as ``rlaudit.query.execute``."""
+    import rlaudit.query
+
+    return Result(run_query(connection, lambda: rlaudit.query.execute(connection, statement.sql)))
 
 
 class Result:
@@ -61,13 +86,8 @@ class Result:
 
     def rows(self) -> Iterator[tuple[Any, ...]]:
         """Rows as Python values. QueryError where a row can't be computed."""
-        import duckdb  # noqa: PLC0415
-
         while True:
-            try:
-                batch = self._connection.fetchmany(BATCH)
-            except duckdb.Error as error:
-                raise QueryError(str(error).strip()) from error
+            batch = run_query(self._connection, lambda: self._connection.fetchmany(BATCH))
             if not batch:
                 return
             yield from batch
@@ -95,7 +115,9 @@ def write(result: Result, format: str, output: Path | None, *, most_rows: int = 
     most_rows: how many rows a table shows, 0 for all; the other formats always write all.
     """
     writers: dict[str, Callable[[Result, IO[str]], None]] = {
-        "csv": write_csv, "json": write_json, "table": lambda rows, file: write_table(rows, file, most_rows),
+        "csv": write_csv,
+        "json": write_json,
+        "table": lambda rows, file: write_table(rows, file, most_rows),
     }
     with text_output(output) as file:
         writers[format](result, file)
@@ -155,27 +177,29 @@ CONVERSIONS: tuple[tuple[Any, Callable[[Any], Any]], ...] = (
 
 def write_parquet(connection: duckdb.DuckDBPyConnection, query: Statement, output: Path | None) -> None:
     """The result of ``query`` as one Parquet file. BadOption where it would go to a terminal."""
-    import duckdb  # noqa: PLC0415
-
     if query.kind != "SELECT":
         raise QueryError(f"{query.kind} has no rows to write; use --format table")
     if output is None and sys.stdout.isatty():
         raise BadOption("Parquet is binary and standard output is a terminal; use --output FILE or a pipe")
-    try:
-        relation: Any = connection.sql(query.sql)
-        # DuckDB renamed fetch_arrow_reader in 2.0.
-        reader = relation.to_arrow_reader(ARROW_BATCH) if hasattr(relation, "to_arrow_reader") else relation.fetch_arrow_reader(ARROW_BATCH)
-        if output is None:
-            _copy_batches(reader, sys.stdout.buffer)
-            return
-        with replacing(output) as temporary:
-            _copy_batches(reader, temporary)
-    except duckdb.Error as error:
-        raise QueryError(str(error).strip()) from error
+    reader = run_query(connection, lambda: _arrow_reader(connection.sql(query.sql)))
+
+    def copy(where: Any) -> None:
+        run_query(connection, lambda: _copy_batches(reader, where))
+
+    if output is None:
+        copy(sys.stdout.buffer)
+        return
+    with replacing(output) as temporary:
+        copy(temporary)
+
+
+def _arrow_reader(relation: Any) -> Any:
+    # DuckDB renamed fetch_arrow_reader in 2.0.
+    return relation.to_arrow_reader(ARROW_BATCH) if hasattr(relation, "to_arrow_reader") else relation.fetch_arrow_reader(ARROW_BATCH)
 
 
 def _copy_batches(reader: Any, where: Any) -> None:
-    import pyarrow.parquet as pq  # noqa: PLC0415
+    import pyarrow.parquet as pq
 
     names = distinct(reader.schema.names)
     schema = reader.schema

@@ -29,7 +29,7 @@ class TableFacts:
 
 def table_facts(run: Run) -> tuple[TableFacts, ...]:
     """Rows, bytes, files and steps of every table. QueryError names a segment that can't be read."""
-    from rlaudit.query import execute  # noqa: PLC0415
+    from rlaudit.query import execute
 
     connection = run.connect()
     facts = []

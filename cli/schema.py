@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Annotated, Any
 
 import typer
+
 from rlaudit import schema
 from rlaudit.cli import run_format
 from rlaudit.cli.views import View, ViewColumn, macros, views
@@ -96,11 +97,13 @@ def document(name: str | None) -> dict[str, Any]:
         "format_version": schema.FORMAT_VERSION,
         "tables": [
             {"name": item.name, "row": item.row, "key": list(item.key), "columns": [column._asdict() for column in item.columns]}
-            for item in items if isinstance(item, Table)
+            for item in items
+            if isinstance(item, Table)
         ],
         "views": [
             {"name": item.name, "description": item.description, "columns": [column._asdict() for column in item.columns]}
-            for item in items if isinstance(item, View)
+            for item in items
+            if isinstance(item, View)
         ],
         "macros": [macro._asdict() for macro in macros()] if name is None else [],
     }

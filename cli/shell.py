@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+
 from rlaudit.cli.query import Format, connect, name_runs
 from rlaudit.cli.schema import render_table, render_tables
 from rlaudit.errors import BadOption, QueryError
@@ -111,16 +112,15 @@ class Shell:
             return None
 
     def _run(self, text: str) -> None:
-        from rlaudit.cli import results  # noqa: PLC0415
-        from rlaudit.query import execute  # noqa: PLC0415
+        from rlaudit.cli import results
 
         if text.startswith("."):
             self._dot(*text.split())
             return
         for statement in results.statements(self.connection, text):
-            executed = execute(self.connection, statement.sql)
+            result = results.execute(self.connection, statement)
             if statement.kind != "SET":
-                results.write(results.Result(executed), self.format, None, most_rows=self.most_rows)
+                results.write(result, self.format, None, most_rows=self.most_rows)
 
     def _dot(self, name: str, *arguments: str) -> None:
         first = arguments[0] if arguments else None
@@ -168,7 +168,7 @@ def complete(typed: str) -> bool:
 def _history() -> Iterator[None]:
     """Line editing, with the history of earlier shells where it can be kept."""
     try:
-        import readline  # noqa: PLC0415
+        import readline
     except ImportError:
         yield
         return

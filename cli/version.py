@@ -5,11 +5,24 @@ from __future__ import annotations
 import platform
 from importlib import metadata
 
-import rlaudit
 import typer
 
+import rlaudit
+
 PACKAGES = (
-    "duckdb", "numba", "numpy", "pyarrow", "scipy", "typer", "torch", "transformers", "trl", "vllm", "sglang", "ray", "verl",
+    "duckdb",
+    "numba",
+    "numpy",
+    "pyarrow",
+    "scipy",
+    "typer",
+    "torch",
+    "transformers",
+    "trl",
+    "vllm",
+    "sglang",
+    "ray",
+    "verl",
 )
 
 

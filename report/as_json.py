@@ -39,7 +39,9 @@ def document(report: Report) -> dict[str, Any]:
         "routing": {
             "by_layer": [asdict(layer) for layer in report.routing_by_layer],
             "by_step": [asdict(step) for step in report.routing_by_step],
+            "effect": asdict(report.routing_effect) if report.routing_effect else None,
         },
+        "worst_sequences": [asdict(sequence) for sequence in report.worst_sequences],
         "framework_checks": [asdict(check) for check in report.framework_checks],
         "queries": [{"title": title, "sql": sql} for title, sql in report.queries.items()],
         "withheld": list(report.withheld),

@@ -14,11 +14,13 @@ from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
+
 from rlaudit.report.grid import Grid
 
 INDENT = 2
 GAP = 2
 WIDTH_IN_FILES = 100
+NARROWEST = 20
 NO_BREAK = "\N{NO-BREAK SPACE}"
 NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=\S)")
 
@@ -38,22 +40,26 @@ class Page:
 
     def line(self, *parts: str | tuple[str, str]) -> None:
         """One line of text and (text, style) parts, left as it is however long."""
-        self.console.print(Text.assemble(*parts), soft_wrap=True)
+        text = Text.assemble(*parts)
+        text.rstrip()
+        self.console.print(text, soft_wrap=True)
 
     def heading(self, title: str) -> None:
         """A section's title after a blank line."""
         self.line()
         self.line((title, "bold"))
 
-    def wrapped(self, text: str, *, label: str = "", indent: int = INDENT, label_width: int | None = None, style: str = "") -> None:
+    def wrapped(
+        self, text: str, *, label: str = "", indent: int = INDENT, label_width: int | None = None, style: str = "", label_style: str = "dim"
+    ) -> None:
         """``text`` broken at the page's width beside ``label``; a number stays with what follows it."""
-        column = indent + (label_width if label_width is not None else len(label))
+        width = label_width if label_width is not None else len(label)
         kept = NUMBER_AND_UNIT.sub(NO_BREAK, text)
-        width = max(self.console.width - column, 20)
-        broken = [part for line in kept.split("\n") for part in _broken(line, width)]
+        room = max(self.console.width - indent - width, NARROWEST)
+        broken = [part for line in kept.split("\n") for part in _broken(line, room)]
         for number, part in enumerate(broken):
             shown = label if number == 0 else ""
-            self.line((" " * indent + shown.ljust(column - indent), "dim"), (part.replace(NO_BREAK, " "), style))
+            self.line(" " * indent, (shown, label_style), " " * (width - len(shown)), (part.replace(NO_BREAK, " "), style))
 
     def pairs(self, pairs: Sequence[tuple[str, str]], *, indent: int = INDENT, label_width: int = 0) -> None:
         """Labels and texts in two columns."""

@@ -18,23 +18,31 @@ def coverage(report: Report) -> list[tuple[str, str]]:
     """What could be joined, both ways, in words."""
     counts = report.coverage
     pairs = [
-        ("trainer rows", of_total(counts.joined, counts.joined + counts.without_rollout, "joined to a rollout")),
-        ("rollouts", of_total(counts.joined, counts.joined + counts.without_trainer, "joined to a trainer row")),
-        ("tokens", of_total(counts.compared_tokens, counts.sampled_tokens, "sampled tokens compared")),
-        ("in all", f"{counts.tokens:,} response tokens of {counts.sequences:,} sequences in {counts.steps:,} steps"),
+        ("Trainer rows", of_total(counts.joined, counts.joined + counts.without_rollout, "joined to a rollout")),
+        ("Rollouts", of_total(counts.joined, counts.joined + counts.without_trainer, "joined to a trainer row")),
+        ("Tokens", of_total(counts.compared_tokens, counts.sampled_tokens, "sampled tokens compared")),
+        ("In all", f"{counts.tokens:,} response tokens of {counts.sequences:,} sequences in {counts.steps:,} steps"),
     ]
     if counts.routed_sequences:
-        pairs.append(("routing", of_total(counts.routing_joined, counts.routed_sequences, "routed sequences joined")))
+        pairs.append(("Routing", of_total(counts.routing_joined, counts.routed_sequences, "routed sequences joined")))
     if counts.not_consumed:
-        pairs.append(("not consumed", f"{counts.not_consumed:,} rollouts that no trainer forward used (evaluation, filtered)"))
+        pairs.append(("Not consumed", f"{counts.not_consumed:,} rollouts that no trainer forward used (evaluation, filtered)"))
     if counts.dropped_rows:
-        pairs.append(("dropped", f"{counts.dropped_rows:,} rows that capture could not keep up with; what they held is missing above"))
+        pairs.append(("Dropped", f"{counts.dropped_rows:,} rows that capture could not keep up with; what they held is missing above"))
     return pairs
 
 
 def grids(report: Report) -> list[Grid]:
     """The tables that have rows, in printing order."""
-    found = (overall(report), by_step(report), routing_by_layer(report), routing_by_step(report), framework_checks(report))
+    found = (
+        overall(report),
+        by_step(report),
+        worst_sequences(report),
+        routing_by_layer(report),
+        routing_effect(report),
+        routing_by_step(report),
+        framework_checks(report),
+    )
     return [grid for grid in found if grid is not None]
 
 
@@ -77,13 +85,21 @@ def by_step(report: Report) -> Grid | None:
     if len(lags) == 1:
         notes.append(_one_lag(lags.pop()))
     with_lag = len({step.lag for step in report.by_step}) > 1
+    with_attempt = len({step.attempt for step in report.by_step}) > 1
 
     def cells(step: StepMetrics) -> tuple[str, ...]:
+        attempt = (str(step.attempt),) if with_attempt else ()
         lag = (number(step.lag),) if with_lag else ()
         values = (number(step.values.get(c.name), units.get(c.name), digits=PER_STEP_DIGITS, aligned=True) for c in shown)
-        return (str(step.step), *lag, number(step.tokens), *values)
+        return (*attempt, str(step.step), *lag, number(step.tokens), *values)
 
-    headings = ("step", *(("lag",) if with_lag else ()), "tokens", *(column.heading for column in shown))
+    headings = (
+        *(("attempt",) if with_attempt else ()),
+        "step",
+        *(("lag",) if with_lag else ()),
+        "tokens",
+        *(column.heading for column in shown),
+    )
     keep = len(headings) - len(shown) + 1
     optional = tuple(range(len(headings) - 1, keep - 1, -1))
     rows = with_gaps([cells(report.by_step[i]) for i in chosen.positions], chosen.positions)
@@ -94,6 +110,37 @@ def _one_lag(lag: int | None) -> str:
     if lag is None:
         return "Lag is unknown: the policy versions of rollout and trainer could not be mapped to optimizer steps."
     return f"Lag {lag} in every step ({'same weights on both sides' if lag == 0 else 'optimizer steps between rollout and trainer'})."
+
+
+def worst_sequences(report: Report) -> Grid | None:
+    """The sequences on which rollout and trainer differ most."""
+    if not report.worst_sequences:
+        return None
+    rows = tuple(
+        (str(w.step), w.sequence_id, number(w.tokens), number(w.logp_diff_mean, "nats"), number(w.logp_diff_max, "nats"), str(w.position))
+        for w in report.worst_sequences
+    )
+    headings = ("step", "sequence", "tokens", "|Δ log p|\nmean", "|Δ log p|\nmax", "at response\nposition")
+    return Grid("Sequences that differ most", headings, (True, False, True, True, True, True), rows)
+
+
+def routing_effect(report: Report) -> Grid | None:
+    """Mean |Δ log p| of tokens with and without a routing difference."""
+    effect = report.routing_effect
+    if effect is None:
+        return None
+    share = effect.share_of_logp_diff
+    rows = (
+        ("routed the same", number(effect.tokens_same), number(effect.logp_diff_same, "nats"), percent(1 - share, aligned=True)),
+        (
+            "routed differently in any layer",
+            number(effect.tokens_differ),
+            number(effect.logp_diff_differ, "nats"),
+            percent(share, aligned=True),
+        ),
+    )
+    headings = ("response tokens", "tokens", "|Δ log p|\nmean", "share of\nΣ |Δ log p|")
+    return Grid("Routing and log-probabilities", headings, (False, True, True, True), rows, ("An association, not a cause.",))
 
 
 def routing_by_layer(report: Report) -> Grid | None:
@@ -117,13 +164,22 @@ def routing_by_step(report: Report) -> Grid | None:
         return None
     steps = report.routing_by_step
     chosen = shorten(steps, lambda step: step.disagreement, "steps", "disagreement")
+    with_attempt = len({step.attempt for step in steps}) > 1
 
     def cells(step: StepRouting) -> tuple[str, ...]:
-        return (str(step.step), number(step.tokens), percent(step.disagreement, aligned=True), percent(step.any_layer, aligned=True))
+        attempt = (str(step.attempt),) if with_attempt else ()
+        shares = (percent(step.disagreement, aligned=True), percent(step.any_layer, aligned=True))
+        return (*attempt, str(step.step), number(step.tokens), *shares)
 
-    headings = ("step", "tokens", "(token, layer) pairs\nwith another set", "tokens with another\nset in any layer")
+    headings = (
+        *(("attempt",) if with_attempt else ()),
+        "step",
+        "tokens",
+        "(token, layer) pairs\nwith another set",
+        "tokens with another\nset in any layer",
+    )
     rows = with_gaps([cells(steps[i]) for i in chosen.positions], chosen.positions)
-    return Grid("Routed experts by training step", headings, (True,) * 4, rows, (chosen.note,) if chosen.note else ())
+    return Grid("Routed experts by training step", headings, (True,) * len(headings), rows, (chosen.note,) if chosen.note else ())
 
 
 def framework_checks(report: Report) -> Grid | None:

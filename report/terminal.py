@@ -6,9 +6,11 @@ and says which.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from rich.console import Console
+
 from rlaudit.analyzers.results import Report
 from rlaudit.findings import Finding
 from rlaudit.report import sections
@@ -25,8 +27,11 @@ STATUS_STYLES = {
 SEVERITY_STYLES = {"fail": "bold red", "warn": "bold yellow", "info": "bold cyan"}
 
 
-def render(report: Report, console: Console) -> None:
-    """Print ``report`` on ``console``, whose width and colours it respects."""
+def render(report: Report, console: Console, *, with_sql: bool = False) -> None:
+    """Print ``report`` on ``console``, whose width and colours it respects.
+
+    with_sql: print the queries that recompute the numbers, which are long, instead of their titles.
+    """
     page = Page(console)
     _verdict(report, page)
     for finding in report.findings:
@@ -42,10 +47,7 @@ def render(report: Report, console: Console) -> None:
         page.heading("Not said, and why")
         page.bullets(report.withheld)
     if report.queries:
-        page.heading("The same numbers by SQL")
-        for title, sql in report.queries.items():
-            page.wrapped(title)
-            page.command(query_command(report.run, sql), indent=2 * INDENT)
+        _queries(report, page, with_sql)
     page.heading("Next")
     for command, reason in commands(report):
         page.wrapped(f"{reason}:", style="dim")
@@ -55,13 +57,19 @@ def render(report: Report, console: Console) -> None:
 def _verdict(report: Report, page: Page) -> None:
     status = report.verdict.status
     shown = f" {status} " if page.console.color_system else status
-    page.line((shown, STATUS_STYLES[status]), "  ", (report.verdict.sentence, "bold"))
-    page.bullets(report.verdict.reasons)
+    page.wrapped(
+        report.verdict.sentence, label=shown, label_width=len(shown) + GAP, indent=0, style="bold", label_style=STATUS_STYLES[status]
+    )
+    # The only finding follows right below, in the same words.
+    said = {f"{finding.code}: {finding.title}" for finding in report.findings}
+    if len(report.verdict.reasons) > 1 or not said.issuperset(report.verdict.reasons):
+        page.bullets(report.verdict.reasons)
 
 
 def _finding(report: Report, finding: Finding, page: Page) -> None:
     page.line()
-    page.line((finding.severity.upper(), SEVERITY_STYLES[finding.severity]), "  ", (finding.code, "bold"), "  ", finding.title)
+    page.line((finding.severity.upper(), SEVERITY_STYLES[finding.severity]), "  ", (finding.code, "bold"))
+    page.wrapped(finding.title)
     label_width = len("evidence") + GAP
     if finding.where:
         page.pairs([("where", place(finding.where))], label_width=label_width)
@@ -71,6 +79,17 @@ def _finding(report: Report, finding: Finding, page: Page) -> None:
         page.wrapped("", label="sql")
         page.command(query_command(report.run, finding.sql), indent=2 * INDENT)
     page.pairs([("next" if first else "", text) for first, text in _marked(finding.next)], label_width=label_width)
+
+
+def _queries(report: Report, page: Page, with_sql: bool) -> None:
+    page.heading("The same numbers by SQL")
+    if not with_sql:
+        page.bullets(tuple(report.queries))
+        page.command(f"rlaudit report {shlex.quote(report.run)} --sql", indent=2 * INDENT)
+        return
+    for title, sql in report.queries.items():
+        page.wrapped(f"{title}:")
+        page.command(query_command(report.run, sql), indent=2 * INDENT)
 
 
 def _marked(lines: Sequence[str]) -> list[tuple[bool, str]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+
 from rlaudit.analyzers.results import (
     Coverage,
     FrameworkCheck,
@@ -12,18 +13,30 @@ from rlaudit.analyzers.results import (
     MetricDefinition,
     NoiseFloor,
     Report,
+    RoutingEffect,
     StepMetrics,
     StepRouting,
+    WorstSequence,
 )
 from rlaudit.findings import Evidence, Finding, Verdict
 
 DEFINITIONS = (
     MetricDefinition(
-        "pearson_prob", "Pearson correlation of probabilities", "corr(exp(lt), exp(lr))", None, "tokens", "MiniMax-M1",
+        "pearson_prob",
+        "Pearson correlation of probabilities",
+        "corr(exp(lt), exp(lr))",
+        None,
+        "tokens",
+        "MiniMax-M1",
         {"verl": "training/rollout_actor_probs_pearson_corr"},
     ),
     MetricDefinition(
-        "logp_diff_mean", "mean |Δ log p|", "mean |lt − lr|", "nats", "token mean", "",
+        "logp_diff_mean",
+        "mean |Δ log p|",
+        "mean |lt − lr|",
+        "nats",
+        "token mean",
+        "",
         {"trl": "sampling/sampling_logp_difference/mean"},
     ),
     MetricDefinition("logp_diff_p99", "99th percentile of |Δ log p|", "q0.99 |lt − lr|", "nats", "tokens", ""),
@@ -51,7 +64,9 @@ def full(steps: int = 12) -> Report:
         verdict=Verdict("WARN", "Routing differs between rollout and trainer", ("ROUTING_NOISE: Routing differs",)),
         findings=(
             Finding(
-                "ROUTING_NOISE", "warn", "Routing differs between rollout and trainer",
+                "ROUTING_NOISE",
+                "warn",
+                "Routing differs between rollout and trainer",
                 evidence=(
                     Evidence("(token, layer) pairs with another set of experts", 0.0312, "share"),
                     Evidence("measured noise floor", 1.2e-06, "nats"),
@@ -64,13 +79,25 @@ def full(steps: int = 12) -> Report:
                 next=("Replay the rollout's routing in the trainer (R3).", "Compute the router in float32."),
             ),
             Finding(
-                "PRECISION", "info", "Both sides compute in bfloat16",
+                "PRECISION",
+                "info",
+                "Both sides compute in bfloat16",
                 evidence=(Evidence("trainer dtype", "bfloat16"), Evidence("autocast", True)),
             ),
         ),
         coverage=Coverage(
-            steps=steps, sequences=192, joined=190, without_rollout=0, without_trainer=2, not_consumed=8, tokens=12400,
-            sampled_tokens=12288, compared_tokens=12250, dropped_rows=3, routed_sequences=190, routing_joined=190,
+            steps=steps,
+            sequences=192,
+            joined=190,
+            without_rollout=0,
+            without_trainer=2,
+            not_consumed=8,
+            tokens=12400,
+            sampled_tokens=12288,
+            compared_tokens=12250,
+            dropped_rows=3,
+            routed_sequences=190,
+            routing_joined=190,
         ),
         facts={"run": "7f3a9c", "command": "python train.py --dtype bf16", "framework": "trl 1.16.0"},
         overall=values(1),
@@ -87,6 +114,8 @@ def full(steps: int = 12) -> Report:
         queries={"Pearson of probabilities by step": SQL},
         withheld=("Staleness: the policy version of 8 sequences is unknown.",),
         rlaudit_version="0.1.0",
+        routing_effect=RoutingEffect(11000, 1250, 0.009, 0.0416, 0.3443),
+        worst_sequences=(WorstSequence(11, "s11-7", 64, 0.09, 31, 1.63), WorstSequence(3, "s3-0", 12, 0.08, 0, 0.9)),
     )
 
 
@@ -99,7 +128,14 @@ def healthy() -> Report:
         report,
         coverage=coverage,
         verdict=Verdict("OK", "Rollout and trainer agree: 12,250 tokens of 3 steps compared, largest |Δ log p| 1.2e-05."),
-        findings=(), routing_by_layer=(), routing_by_step=(), noise_floor=None, framework_checks=(), withheld=(),
+        findings=(),
+        routing_effect=None,
+        worst_sequences=(),
+        routing_by_layer=(),
+        routing_by_step=(),
+        noise_floor=None,
+        framework_checks=(),
+        withheld=(),
     )
 
 

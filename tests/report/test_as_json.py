@@ -34,7 +34,9 @@ def closed(schema: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", ["full_report", "healthy_report", "long_report"])
-def test_reports_are_valid_under_the_published_schema_and_hold_nothing_that_it_leaves_out(name: str, request: pytest.FixtureRequest) -> None:
+def test_reports_are_valid_under_the_published_schema_and_hold_nothing_that_it_leaves_out(
+    name: str, request: pytest.FixtureRequest
+) -> None:
     document = parse_strictly(as_json.render(request.getfixturevalue(name)))
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
     jsonschema.Draft202012Validator(closed(SCHEMA)).validate(document)

@@ -23,7 +23,7 @@ def test_it_starts_with_the_verdict(full_report: Any) -> None:
 
 def test_every_table_has_as_many_cells_in_each_row_as_headings(full_report: Any) -> None:
     tables = re.findall(r"(?:^\|.*\|\n)+", markdown.render(full_report), flags=re.MULTILINE)
-    assert len(tables) == 5
+    assert len(tables) == 7
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table.splitlines()}) == 1
 

@@ -13,7 +13,9 @@ from rlaudit.report import terminal
 
 def printed(report: Any, width: int, *, colours: bool = False) -> str:
     file = io.StringIO()
-    terminal.render(report, Console(file=file, width=width, force_terminal=colours, color_system="standard" if colours else None, highlight=False))
+    terminal.render(
+        report, Console(file=file, width=width, force_terminal=colours, color_system="standard" if colours else None, highlight=False)
+    )
     return file.getvalue()
 
 
@@ -70,7 +72,14 @@ def test_a_long_run_prints_first_last_and_worst_steps_and_says_so(long_report: A
 def test_every_finding_shows_where_evidence_query_and_what_to_try(full_report: Any) -> None:
     text = printed(full_report, 100)
     block = text.split("WARN  ROUTING_NOISE")[1].split("INFO  PRECISION")[0]
-    for expected in ("steps 0–11 · layer 2", "3.12 %", "1.20e-06 nats", "unknown: –", "rlaudit query runs/demo", "Replay the rollout's routing"):
+    for expected in (
+        "steps 0–11 · layer 2",
+        "3.12 %",
+        "1.20e-06 nats",
+        "unknown: –",
+        "rlaudit query runs/demo",
+        "Replay the rollout's routing",
+    ):
         assert expected in block
 
 
@@ -85,7 +94,11 @@ def test_a_run_without_a_noise_floor_says_that_there_is_none(healthy_report: Any
 
 
 def test_framework_numbers_are_counted_as_equal_different_and_not_compared(full_report: Any) -> None:
-    row = next(line for line in printed(full_report, 120).splitlines() if "sampling_logp_difference" in line and "trl: " in line and "step 2" in line)
+    row = next(
+        line
+        for line in printed(full_report, 120).splitlines()
+        if "sampling_logp_difference" in line and "trl: " in line and "step 2" in line
+    )
     assert row.split()[2:5] == ["1", "1", "1"]
 
 
