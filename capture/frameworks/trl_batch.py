@@ -96,6 +96,7 @@ class FinishedBatch(NamedTuple):
     """
 
     step: int
+    phase: str
     rank: int
     prompt_lengths: list[int]
     lengths: list[int]

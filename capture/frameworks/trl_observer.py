@@ -22,17 +22,17 @@ from rlaudit.capture.models.routing import RoutingWindow
 from . import trl_settings as settings
 from .trl_batch import Evaluation, GenerationBatch, Turn, from_label
 from .trl_records import Update, record_batch, record_requests, record_update_routing, record_update_scores
-from .trl_state import SYNCS, LossForward, Open, TrainerState
+from .trl_state import REMEMBERED_BATCHES, SYNCS, LossForward, Open, TrainerState
 
 ROWS = "rlaudit_rows"
 """Key of the row labels in TRL's batch dictionaries."""
-REMEMBERED_BATCHES = 8
 
 TARGETS = (
     Target("_generate_and_score_completions", ("inputs",)),
     Target("_generate", ("prompts",)),
     Target("_generate_single_turn"),
     Target("_get_per_token_logps_and_entropies", ("model", "input_ids", "attention_mask", "logits_to_keep")),
+    Target("compute_loss", ("model", "inputs")),
     Target("_compute_loss", ("model", "inputs")),
     Target("_calculate_rewards", ("inputs", "prompts")),
     Target("_prepare_inputs"),
@@ -69,6 +69,8 @@ class TrlObserver:
         observe("_generate", after=self._tokens_known)
         observe("_generate_single_turn", before=self._turn_begins, after=self._turn_ends, cleanup=_close)
         observe("_get_per_token_logps_and_entropies", before=self._forward_begins, after=self._forward_ends, cleanup=_close)
+        # Both: a subclass may replace either one and call the other.
+        observe("compute_loss", before=self._loss_begins, cleanup=self._loss_over)
         observe("_compute_loss", before=self._loss_begins, cleanup=self._loss_over)
         observe("_calculate_rewards", after=self._rewards_known)
         observe("_prepare_inputs", before=self._micro_step_begins)
@@ -157,6 +159,17 @@ class TrlObserver:
             if opened.window.failure is not None:
                 state.say("not_recorded", "rollout routing", opened.window.failure)
 
+    def _say_what_is_missing(self, trainer: Any, state: TrainerState, batch: GenerationBatch) -> None:
+        """Say which of TRL's own methods a subclass replaced without calling them: their part of the record is missing."""
+        if not batch.completions:
+            state.say("not_recorded", "token lists", "TRL's _generate was not called: lengths come from the masks, requests have no links")
+        elif not batch.turns and settings.engine_name(trainer) != "rollout_func":
+            state.say(
+                "not_recorded",
+                "requests",
+                "TRL's _generate_single_turn was not called: no requests, no sampling log-probabilities of generate",
+            )
+
     def _rewards_known(self, token: Any, result: Any, call: Call) -> None:
         batch = self.state(call["self"]).batch
         if batch is not None:
@@ -167,9 +180,8 @@ class TrlObserver:
         state = self.state(trainer)
         if state.batch is None:
             return
-        state.finished[state.batch.number] = record_batch(trainer, state.batch, result, SYNCS.count or None, state.say, _forwards)
-        for number in sorted(state.finished)[:-REMEMBERED_BATCHES]:
-            del state.finished[number]
+        self._say_what_is_missing(trainer, state, state.batch)
+        state.remember(state.batch.number, record_batch(trainer, state.batch, result, SYNCS.count or None, state.say, _forwards))
         result[ROWS] = torch().tensor(state.batch.labels(result["completion_ids"].shape[0]), dtype=torch().int64)
 
     # Forwards of the trainer
@@ -181,14 +193,25 @@ class TrlObserver:
             if recording.capturing():
                 self.state(trainer).say("not_recorded", "loss forwards", "the batch lost rlaudit's row labels on its way to the loss")
             return None
-        self.state(trainer).loss = LossForward(
-            [from_label(label) for label in labels.tolist()], int(inputs["prompt_ids"].shape[1]), inputs["completion_mask"]
-        )
+        state = self.state(trainer)
+        rows = [from_label(label) for label in labels.tolist()]
+        state.loss = LossForward(rows, int(inputs["prompt_ids"].shape[1]), inputs["completion_mask"], outer=state.loss)
         return trainer
 
     def _loss_over(self, trainer: Any) -> None:
-        if trainer is not None:
-            self.state(trainer).loss = None
+        if trainer is None:
+            return
+        state = self.state(trainer)
+        loss, state.loss = state.loss, None
+        if loss is None:
+            return
+        if loss.outer is not None:
+            loss.outer.recorded |= loss.recorded
+            state.loss = loss.outer
+        elif not loss.recorded:
+            state.say(
+                "not_recorded", "loss forwards", "the loss did not ask TRL for log-probabilities (Liger's fused loss, or a subclass's own)"
+            )
 
     def _forward_begins(self, call: Call) -> Open | None:
         trainer = call["self"]
@@ -227,6 +250,7 @@ class TrlObserver:
         loss = state.loss
         if loss is None:
             return
+        loss.recorded = True
         forward = next(_forwards)
         for number in sorted({number for number, _ in loss.rows}):
             if number not in state.finished:

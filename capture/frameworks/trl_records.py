@@ -64,6 +64,7 @@ def record_batch(
     lengths = row_lengths(completion_mask, batch.completions)
     finished = FinishedBatch(
         batch.step,
+        batch.phase,
         batch.rank,
         [int(length) for length in output["prompt_mask"].detach().cpu().numpy().sum(axis=1)],
         lengths,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rlaudit import recording
@@ -12,12 +13,22 @@ from .trl_batch import FinishedBatch, GenerationBatch, Turn
 from .trl_records import Update
 
 
-class LossForward(NamedTuple):
-    """A loss forward's rows while it runs: labels in row order, and the padded prompt's width."""
+@dataclass
+class LossForward:
+    """A loss forward's rows while it runs. rows: (batch number, row) in the forward's order; prompt_width: padded.
+
+    outer: the loss call around this one (TRL's ``compute_loss`` calls ``_compute_loss``). recorded: its log-probabilities were seen.
+    """
 
     rows: list[tuple[int, int]]
     prompt_width: int
     completion_mask: Any
+    outer: LossForward | None = None
+    recorded: bool = False
+
+
+REMEMBERED_BATCHES = 8
+"""Scored batches of each phase whose rows' lengths are kept: TRL reuses one, some users keep a few."""
 
 
 class Open(NamedTuple):
@@ -46,6 +57,13 @@ class TrainerState:
         self.pending: list[Update] = []
         self.step: int | None = None
         self.said: set[str] = set()
+
+    def remember(self, number: int, finished: FinishedBatch) -> None:
+        """Keep what later uses of a batch need, and let the oldest of its phase go (evaluation must not push out training)."""
+        self.finished[number] = finished
+        same = sorted(other for other, batch in self.finished.items() if batch.phase == finished.phase)
+        for old in same[:-REMEMBERED_BATCHES]:
+            del self.finished[old]
 
     def say(self, kind: str, name: str, message: str) -> None:
         """An event, once a trainer and name."""

@@ -105,7 +105,7 @@ def test_a_truncated_row_whose_mask_is_zeroed_keeps_the_length_that_the_engine_r
 
 
 def test_positions_leave_out_padding_and_responses_taken_out_of_attention() -> None:
-    finished = FinishedBatch(step=0, rank=0, prompt_lengths=[2, 1], lengths=[2, 2], attended=[2, 0])
+    finished = FinishedBatch(step=0, phase="train", rank=0, prompt_lengths=[2, 1], lengths=[2, 2], attended=[2, 0])
     assert finished.positions([0, 1], prompt_width=2, width=5).astype(int).tolist() == [[1, 1, 1, 1, 0], [0, 1, 0, 0, 0]]
 
 

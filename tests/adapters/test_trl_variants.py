@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers.generation.utils
 import trl.trainer.grpo_trainer
 from datasets import Dataset
 
@@ -257,6 +260,49 @@ def test_logprobs_that_a_rollout_function_returns_are_the_rollouts(tiny_model_fo
         assert row["backend"] == "rollout_func"
         assert "logprob_mode" not in row or row["logprob_mode"] is None  # only the function's author knows
     assert run.sink.requests == []  # what the function did is not seen
+
+
+class OwnLoss(trl.trainer.grpo_trainer.GRPOTrainer):  # type: ignore[misc]
+    """A user's trainer with a loss of its own."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], dim=1)
+        mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], dim=1)
+        logprobs = self._get_per_token_logps_and_entropies(model, ids, mask, inputs["completion_ids"].size(1))[0]
+        return -(logprobs * inputs["advantages"].unsqueeze(1) * inputs["completion_mask"]).mean()
+
+
+class NoLogprobs(trl.trainer.grpo_trainer.GRPOTrainer):  # type: ignore[misc]
+    """A user's trainer whose loss never asks TRL for log-probabilities."""
+
+    def _compute_loss(self, model: Any, inputs: dict[str, Any]) -> Any:
+        return model(input_ids=inputs["completion_ids"], attention_mask=inputs["completion_mask"]).logits.mean()
+
+
+def test_a_subclass_with_its_own_loss_is_recorded_through_the_methods_that_it_still_calls(tiny_model_folder: Path, tmp_path: Path) -> None:
+    run = train(tiny_model_folder, tmp_path, trainer_class=OwnLoss, max_steps=1)
+    assert run.hooks.failures == {}
+    assert {row["sequence_id"] for row, _ in joined(run, source="update")} == {row["sequence_id"] for row in run.sink.rollouts}
+
+
+def test_a_loss_without_logprobs_is_said_to_be_missing(tiny_model_folder: Path, tmp_path: Path) -> None:
+    run = train(tiny_model_folder, tmp_path, trainer_class=NoLogprobs, max_steps=1)
+    assert run.hooks.failures == {}
+    assert [event["name"] for event in run.sink.events] == ["loss forwards"]
+    assert len(run.sink.rollouts) == 8
+
+
+def test_continuous_batching_has_tokens_but_no_sampling_logprobs_and_says_so(tiny_model_folder: Path, tmp_path: Path) -> None:
+    def answers(self: Any, prompts: list[list[int]], **kwargs: Any) -> dict[str, Any]:
+        return {f"req_{index}": SimpleNamespace(generated_tokens=[10, 11, 2]) for index in range(len(prompts))}
+
+    with pytest.MonkeyPatch.context() as patch:  # transformers' own manager wants a GPU; TRL's code around it is what runs here
+        patch.setattr(transformers.generation.utils.GenerationMixin, "generate_batch", answers, raising=False)
+        run = train(tiny_model_folder, tmp_path, max_steps=1, use_transformers_continuous_batching=True)
+    assert run.hooks.failures == {}
+    assert {(row["backend"], "logprobs" in row) for row in run.sink.rollouts} == {("transformers.continuous_batching", False)}
+    assert [event["name"] for event in run.sink.events] == ["sampling log-probabilities"]
+    assert len(run.sink.links) == len(run.sink.requests) == 8
 
 
 def test_a_reward_of_none_is_missing_not_zero(tiny_model_folder: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def train(model: Path, output: Path, *, algorithm: str = "grpo", capture: bool =
     np.random.seed(11)
     random.seed(11)
     config_class, default_class = {"grpo": (trl.GRPOConfig, trl.GRPOTrainer), "rloo": (trl.RLOOConfig, trl.RLOOTrainer)}[algorithm]
-    extra = {name: settings.pop(name) for name in ("tools", "rollout_func", "eval_dataset") if name in settings}
+    extra = {name: settings.pop(name) for name in ("tools", "rollout_func", "eval_dataset", "peft_config") if name in settings}
     rewards = settings.pop("reward_funcs", reward_letters)
     tokenizer = AutoTokenizer.from_pretrained(model)
     if "tools" in extra:
