@@ -15,19 +15,23 @@ from rlaudit.errors import DamagedRun, UnknownFormat
 from rlaudit.schema import FORMAT_VERSION
 
 FILE_NAME = "manifest.json"
+LAUNCHERS = "launchers"
+"""Folder of the launchers' own records, one JSON file each: host, process id, attempt, command, start, end, exit status."""
 
 
 @dataclass(slots=True)
 class Manifest:
     """Facts about a run. Times are seconds since the epoch; None means unknown or not yet.
 
-    command: arguments with what looks like a secret replaced. environment: an allow-list, likewise.
-    options: the capture options. packages: distribution to version, as seen by the processes that emitted.
+    job: the id that launchers of one job share (``slurm:4711``), None without one. command: arguments with what looks like a
+    secret replaced. environment: an allow-list, likewise. options: the capture options. packages: distribution to version, as seen by
+    the processes that emitted.
     settings: framework and engine settings that move numbers (attention backend, dtypes, ...).
     devices: what the emitting processes saw. attempts: number of starts, 1 for a run never resumed.
     """
 
     run_id: str
+    job: str | None = None
     command: list[str] = field(default_factory=list)
     working_directory: str | None = None
     started: float | None = None
@@ -40,7 +44,6 @@ class Manifest:
     git: dict[str, Any] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
-    capture: dict[str, Any] = field(default_factory=dict)
     attempts: int = 1
     rlaudit_version: str | None = None
     format_version: int = FORMAT_VERSION
@@ -51,12 +54,26 @@ class Manifest:
 
     def write(self, folder: Path) -> None:
         """Replace the manifest of the run in ``folder``, complete or not at all."""
+        self._write_temporary(folder).replace(folder / FILE_NAME)
+
+    def create(self, folder: Path) -> bool:
+        """Write the manifest where the folder has none; False where it has one (another launcher was first)."""
+        temporary = self._write_temporary(folder)
+        try:
+            os.link(temporary, folder / FILE_NAME)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink()
+        return True
+
+    def _write_temporary(self, folder: Path) -> Path:
         temporary = folder / f".{FILE_NAME}.{os.getpid()}.tmp"
         with temporary.open("w", encoding="utf-8") as file:
             file.write(self.to_json())
             file.flush()
             os.fsync(file.fileno())
-        temporary.replace(folder / FILE_NAME)
+        return temporary
 
     @classmethod
     def from_json(cls, text: str, where: str) -> Manifest:

@@ -21,6 +21,7 @@ class CaptureConfig(NamedTuple):
     prompts whose rows, and whose routing, are kept. max_bytes: bound of the run on disk, None for none.
     token_key: hexadecimal key under ``--tokens hashed``, None for plain ids. queue_bytes: bound of what waits for the writer.
     lossless: wait where the queue is full instead of dropping. routing_weights: record gate weights too.
+    flush_seconds: seal the spool at least this often.
     """
 
     run: str
@@ -34,6 +35,7 @@ class CaptureConfig(NamedTuple):
     queue_bytes: int = 1 << 30
     lossless: bool = False
     routing_weights: bool = False
+    flush_seconds: float = 300.0
 
     def to_variable(self) -> str:
         """The environment variable's value."""

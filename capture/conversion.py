@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 
+from rlaudit.capture.process import host_name, is_alive
 from rlaudit.manifest import Manifest
 from rlaudit.run import Run
 from rlaudit.segments import convert_spool, iter_spools
@@ -27,32 +27,31 @@ def convert_and_remove(spool: Path, folder: Path) -> None:
         spool.rename(aside / spool.name)
         sys.stderr.write(f"rlaudit: {error}; set aside in {aside}\n")
         return
-    spool.unlink()
+    except FileNotFoundError:
+        return  # another launcher of this run, on a shared folder, was faster
+    spool.unlink(missing_ok=True)
 
 
-def convert_leftovers(folder: Path) -> None:
-    """Convert every spool whose process has ended, open ones of processes that were killed included."""
+def convert_leftovers(folder: Path, all_hosts: bool = False) -> None:
+    """Convert every spool whose process has ended, open ones of processes that were killed included.
+
+    Whether a process of another host has ended can't be known here: its open spools stay (readers read them in place),
+    unless ``all_hosts`` says that the whole run is over.
+    """
     for spool in list(iter_spools(folder)):
-        if spool.suffix == OPEN_SUFFIX and _alive(spool):
+        if spool.suffix == OPEN_SUFFIX and _may_be_written(spool, all_hosts):
             continue
         convert_and_remove(spool, folder)
     for left in (folder / "spool").glob(".usage*"):
         left.unlink(missing_ok=True)
 
 
-def _alive(spool: Path) -> bool:
-    """True where the process that writes this spool still runs, on this host."""
+def _may_be_written(spool: Path, all_hosts: bool) -> bool:
+    """True where the process that opened this spool may still write to it."""
     host, pid, _ = spool.stem.rsplit("_", 1)[0].rsplit("-", 2)
-    own = "".join(c if c.isalnum() or c in "-." else "-" for c in socket.gethostname())
-    if host != own:
-        return False
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return int(pid) != os.getpid()
+    if host != host_name():
+        return not all_hosts
+    return int(pid) != os.getpid() and is_alive(int(pid))
 
 
 def describe_environment(manifest: Manifest, folder: Path) -> None:

@@ -17,58 +17,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from rlaudit import __version__, schema
 from rlaudit.capture.config import DISABLE_VARIABLE, VARIABLE, CaptureConfig
-from rlaudit.capture.environment import allowed_environment, redact_arguments
+from rlaudit.capture.options import CaptureOptions
+from rlaudit.capture.run_folder import Place, prepare
 from rlaudit.capture.site_folder import SITE_FOLDER
-from rlaudit.errors import BadOption, RlauditError, RunExists
-from rlaudit.manifest import FILE_NAME, Manifest
+from rlaudit.errors import BadOption, RlauditError
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 _FROM_KERNEL = 128
 """si_code SI_KERNEL: a signal typed at the terminal, which the whole process group got already (signal(7), sigaction(2))."""
 COMPACT_SECONDS = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class CaptureOptions:
-    """Options of ``rlaudit capture``.
-
-    out: run folder, None for a new one under ``runs/``. include: tables to record, None for all. exclude: tables not to record.
-    sample, routing_sample: shares of prompts in (0, 1]. max_bytes: bound of the run on disk. tokens: plain or hashed.
-    """
-
-    out: Path | None = None
-    include: tuple[str, ...] | None = None
-    exclude: tuple[str, ...] = ()
-    sample: float = 1.0
-    routing_sample: float = 1.0
-    max_bytes: int | None = None
-    tokens: str = "plain"
-    lossless: bool = False
-    queue_bytes: int = 1 << 30
-    routing_weights: bool = False
-
-    def tables(self) -> tuple[str, ...]:
-        """The tables to record; events always are. BadOption for an unknown one."""
-        names = [table.name for table in schema.TABLES]
-        for name in (*(self.include or ()), *self.exclude):
-            if name not in names:
-                raise BadOption(f"there is no table {name!r}; tables are {', '.join(names)}")
-        chosen = [name for name in (self.include or names) if name not in self.exclude]
-        return tuple(name for name in names if name in chosen or name == "events")
-
-    def check(self) -> None:
-        """BadOption for values out of range."""
-        for name, share in (("--sample", self.sample), ("--routing-sample", self.routing_sample)):
-            if not 0.0 < share <= 1.0:
-                raise BadOption(f"{name} is a share of prompts, above 0 and at most 1; got {share}")
-        if self.tokens not in ("plain", "hashed"):
-            raise BadOption(f"--tokens is plain or hashed, not {self.tokens!r}")
-        if self.max_bytes is not None and self.max_bytes <= 0:
-            raise BadOption(f"--max-bytes must be positive; got {self.max_bytes}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,28 +61,28 @@ def launch(options: CaptureOptions, command: Sequence[str]) -> Captured:
     if not command:
         raise BadOption("give the command to capture after --, for example: rlaudit capture -- python train.py")
     _check_executable(command[0])
-    folder = _new_folder(options.out)
+    place = prepare(options, command)
+    recorded = place.manifest.options
     config = CaptureConfig(
-        run=str(folder),
-        run_id=f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}",
-        tables=tables,
-        sample=options.sample,
-        routing_sample=options.routing_sample,
-        max_bytes=options.max_bytes,
-        token_key=_token_key(options),
-        queue_bytes=options.queue_bytes,
-        lossless=options.lossless,
-        routing_weights=options.routing_weights,
+        run=str(place.folder),
+        run_id=place.manifest.run_id,
+        attempt=place.record.attempt,
+        tables=tuple(recorded["tables"]),
+        sample=recorded["sample"],
+        routing_sample=recorded["routing_sample"],
+        max_bytes=recorded["max_bytes"],
+        token_key=_token_key(recorded["tokens"]),
+        queue_bytes=recorded["queue_bytes"],
+        lossless=recorded["lossless"],
+        routing_weights=recorded["routing_weights"],
+        flush_seconds=recorded["flush_seconds"],
     )
-    manifest = _first_manifest(config, options, command)
-    _write_first(manifest, folder)
-    sys.stderr.write(_start_line(folder, tables) + "\n")
+    sys.stderr.write(_start_line(place, tables) + "\n")
     sys.stderr.flush()
-    returncode = _run(command, _environment(config), folder)
-    manifest.ended = time.time()
-    manifest.exit_status = returncode
-    _finish(manifest, folder)
-    return Captured(returncode, folder)
+    place.record.exit_status = _run(command, _environment(config), place.folder)
+    place.record.ended = time.time()
+    _finish(place)
+    return Captured(place.record.exit_status, place.folder)
 
 
 def exit_like(returncode: int) -> None:
@@ -150,75 +109,9 @@ def _check_executable(program: str) -> None:
     raise CommandNotFound(f"{program}: command not found")
 
 
-def _new_folder(out: Path | None) -> Path:
-    folder = (out if out is not None else Path("runs", f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}")).expanduser().absolute()
-    if folder.exists():
-        if not folder.is_dir():
-            raise RunExists(f"{folder} is a file; give a folder that doesn't exist yet")
-        if any(folder.iterdir()):
-            what = "another run" if (folder / FILE_NAME).exists() else "other files"
-            raise RunExists(
-                f"{folder} holds {what} already; nothing was started. Choose another --out, or remove the folder if its contents may go"
-            )
-    return folder
-
-
-def _write_first(manifest: Manifest, folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        folder.chmod(0o700)  # token ids and prompts are the user's own
-        (folder / "spool").mkdir(exist_ok=True)
-        manifest.write(folder)
-    except OSError as error:
-        raise BadOption(
-            f"the run's folder {folder} can't be written ({error.strerror}); nothing was started. Choose another --out"
-        ) from error
-
-
-def _token_key(options: CaptureOptions) -> str | None:
-    if options.tokens == "plain":
-        return None
-    # Several launchers of one job must share a key; a key from the user's environment makes them.
-    return os.environ.get("RLAUDIT_TOKEN_KEY") or secrets.token_hex(32)
-
-
-def _first_manifest(config: CaptureConfig, options: CaptureOptions, command: Sequence[str]) -> Manifest:
-    return Manifest(
-        run_id=config.run_id,
-        command=redact_arguments(list(command)),
-        working_directory=str(Path.cwd()),
-        started=time.time(),
-        hosts=[os.uname().nodename],
-        environment=allowed_environment(),
-        git=_git(),
-        rlaudit_version=__version__,
-        options={
-            "tables": list(config.tables),
-            "sample": config.sample,
-            "routing_sample": config.routing_sample,
-            "max_bytes": config.max_bytes,
-            "tokens": options.tokens,
-            "lossless": config.lossless,
-            "queue_bytes": config.queue_bytes,
-            "routing_weights": config.routing_weights,
-        },
-    )
-
-
-def _git() -> dict[str, Any]:
-    """Commit of the working directory and whether it has changes; empty where it is no repository."""
-
-    def ask(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", *arguments], capture_output=True, text=True, timeout=5, check=True)
-        except (OSError, subprocess.SubprocessError):
-            return None
-        return done.stdout.strip()
-
-    commit = ask("rev-parse", "HEAD")
-    if commit is None:
-        return {}
-    return {"commit": commit, "changed": bool(ask("status", "--porcelain", "--untracked-files=no"))}
+def _token_key(tokens: str) -> str | None:
+    """Key of the token hashes; from the user's environment where several launchers must share one."""
+    return None if tokens == "plain" else os.environ.get("RLAUDIT_TOKEN_KEY") or secrets.token_hex(32)
 
 
 def _environment(config: CaptureConfig) -> dict[str, str]:
@@ -228,13 +121,15 @@ def _environment(config: CaptureConfig) -> dict[str, str]:
     return environment
 
 
-def _start_line(folder: Path, tables: Sequence[str]) -> str:
+def _start_line(place: Place, tables: Sequence[str]) -> str:
     from rlaudit.capture.registry import TRIGGERS
 
     armed = sorted({module.rsplit(".", 1)[-1] for modules in TRIGGERS.values() for module in modules})
     off = " (switched off by RLAUDIT_DISABLE)" if os.environ.get(DISABLE_VARIABLE) == "1" else ""
     routing = " + MoE layers x top-k for routing" if "routing" in tables else ""
-    return f"rlaudit: capturing into {_shown(folder)}{off} · hooks armed: {', '.join(armed)} · about 9 bytes a token and source{routing}"
+    part = f" (attempt {place.record.attempt})" if place.record.attempt else "" if place.created else " (joined)"
+    where = f"rlaudit: capturing into {_shown(place.folder)}{part}{off}"
+    return f"{where} · hooks armed: {', '.join(armed)} · about 9 bytes a token and source{routing}"
 
 
 def _shown(folder: Path) -> str:
@@ -269,7 +164,7 @@ def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path) -
 def _convert_while_running(folder: Path, stop: threading.Event) -> None:
     while not stop.wait(COMPACT_SECONDS):
         try:
-            sealed = [p for p in sorted((folder / "spool").glob("*.spool")) if p.stat().st_size >= 1 << 20]
+            sealed = [p for p in sorted((folder / "spool").glob("*.spool")) if not p.stem.endswith("_000000")]
             if sealed:
                 from rlaudit.capture.conversion import convert_and_remove
 
@@ -289,15 +184,19 @@ def _note_usage(folder: Path) -> None:
     temporary.replace(folder / "spool" / ".usage")
 
 
-def _finish(manifest: Manifest, folder: Path) -> None:
-    """Convert what is left and complete the manifest; what can't be converted stays, and the reader reads it from there."""
+def _finish(place: Place) -> None:
+    """Convert what is left and complete the records; what can't be converted stays, and the reader reads it from there."""
     from rlaudit.capture.conversion import convert_leftovers, describe_environment
 
     try:
-        convert_leftovers(folder)
-        describe_environment(manifest, folder)
-        manifest.write(folder)
-    except OSError as error:
+        convert_leftovers(place.folder)
+        place.record.write(place.folder)
+        if place.created:
+            place.manifest.ended, place.manifest.exit_status = place.record.ended, place.record.exit_status
+            describe_environment(place.manifest, place.folder)
+            place.manifest.write(place.folder)
+    except (OSError, RlauditError) as error:
+        reason = getattr(error, "strerror", None) or error
         sys.stderr.write(
-            f"rlaudit: the run in {folder} could not be completed ({error.strerror or error}); what was captured is kept and can be read\n"
+            f"rlaudit: the run in {place.folder} could not be completed ({reason}); what was captured is kept and can be read\n"
         )

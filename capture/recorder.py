@@ -72,6 +72,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._spool: SpoolFile | None = None
         self._number = 0
+        self._spool_opened = 0.0
         self._facts = process_facts(self.config.attempt)
         self._kept: OrderedDict[str, float] = OrderedDict()
         self._usage_checked = 0.0
@@ -160,12 +161,8 @@ class Recorder:
         if self.stopped is None:
             self._heartbeat()
             self.stopped = "closed"
-        if self._spool is not None:
-            spool, self._spool = self._spool, None
-            try:
-                spool.seal()
-            except OSError as error:
-                self.log.failed("spool", error)
+        with self._spool_lock:
+            self._seal_locked()
 
     # --- the writer's side ---
 
@@ -252,12 +249,12 @@ class Recorder:
             if self._spool is None:
                 self._spool = SpoolFile(Path(self.config.run, "spool"), self._facts["process"], self._number, self._facts)
                 self._number += 1
+                self._spool_opened = time.monotonic()
             before = self._spool.size
             self._spool.append(frame)
             self.written_bytes += self._spool.size - before
             if self._spool.size >= ROTATE_BYTES:
-                self._spool.seal()
-                self._spool = None
+                self._seal_locked()
         except OSError as error:
             self._stop_locked(f"the run's folder can't be written: {error.strerror or error}")
             return False
@@ -301,7 +298,22 @@ class Recorder:
         reasons = self.dropped.setdefault(table, {})
         reasons[reason] = reasons.get(reason, 0) + rows
 
+    def _seal_if_due(self) -> None:
+        """Seal a spool that has been open for ``--flush-seconds``, so that the launcher makes Parquet of it."""
+        with self._spool_lock:
+            if self._spool is not None and time.monotonic() - self._spool_opened >= self.config.flush_seconds:
+                self._seal_locked()
+
+    def _seal_locked(self) -> None:
+        spool, self._spool = self._spool, None
+        if spool is not None:
+            try:
+                spool.seal()
+            except OSError as error:
+                self.log.failed("spool", error)
+
     def _beat_if_due(self) -> None:
+        self._seal_if_due()
         if time.monotonic() - self._last_heartbeat >= HEARTBEAT_SECONDS and self.stopped is None:
             self._heartbeat()
 
