@@ -17,7 +17,8 @@ DISABLE_VARIABLE = "RLAUDIT_DISABLE"
 class CaptureConfig(NamedTuple):
     """Settings of the recorder in every captured process.
 
-    run: absolute path of the run's folder. tables: names of the tables to record. sample, routing_sample: shares of
+    run: absolute path of the run's folder. run_id: what sampling is keyed by, equal in all launchers of a job.
+    tables: names of the tables to record. sample, routing_sample: shares of
     prompts whose rows, and whose routing, are kept. max_bytes: bound of the run on disk, None for none.
     token_key: hexadecimal key under ``--tokens hashed``, None for plain ids. queue_bytes: bound of what waits for the writer.
     lossless: wait where the queue is full instead of dropping. routing_weights: record gate weights too.

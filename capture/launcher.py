@@ -65,7 +65,8 @@ def launch(options: CaptureOptions, command: Sequence[str]) -> Captured:
     recorded = place.manifest.options
     config = CaptureConfig(
         run=str(place.folder),
-        run_id=place.manifest.run_id,
+        # Launchers without a shared folder have different runs, but one job: sampling must choose the same prompts in all.
+        run_id=place.manifest.job or place.manifest.run_id,
         attempt=place.record.attempt,
         tables=tuple(recorded["tables"]),
         sample=recorded["sample"],

@@ -24,9 +24,9 @@ from rlaudit import schema
 from rlaudit.capture.config import CaptureConfig
 from rlaudit.capture.hooks import HookLog
 from rlaudit.capture.process import process_facts
-from rlaudit.capture.sampling import TokenHasher, prompt_fraction
 from rlaudit.capture.snapshot import Pending, Ragged, flat_view
 from rlaudit.spool import Constant, Field, Lists, Scalars, SpoolFile, encode_frame
+from rlaudit.tokens import TokenHasher, prompt_fraction
 
 FRAME_BYTES = 32 << 20
 """A batch is written in frames of about this size, so that laying it out needs bounded memory."""

@@ -1,4 +1,4 @@
-"""Which sequences are kept, and how token ids are hidden.
+"""Hashes of token ids: which prompts are in the sample, and ids that can be compared but not read.
 
 Sampling is decided by a hash of the run's id and the prompt's tokens, so that every process, and all
 responses to one prompt, agree without talking to each other.
