@@ -309,7 +309,7 @@ class TrlObserver:
     def _logged(self, token: Any, result: Any, call: Call) -> None:
         trainer = call["self"]
         self._catch_up(trainer)
-        if not trainer.state.log_history:
+        if not trainer.state.log_history or not trainer.accelerator.is_main_process:  # every rank computes them, the main one reports them
             return
         entry = trainer.state.log_history[-1]
         values = {

@@ -190,3 +190,19 @@ def test_output_recorder_routers_work_without_the_experts_interface() -> None:
     assert routed.num_experts == 4 + 2
     for axis, layer in enumerate(routed.layer_ids):
         assert torch.equal(routed.experts[:, :, axis].long(), outputs.calls[layer][0].view(2, 6, -1))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA or ROCm device: copies to pinned memory are not exercised")
+def test_ids_copied_from_a_device_without_waiting_are_the_routers_own() -> None:
+    model = tiny_model("qwen3_moe").cuda()
+    outputs = RouterOutputs(model)
+    ids, mask = (tensor.cuda() for tensor in left_padded())
+    with routing_window(model) as window:
+        model.generate(ids, attention_mask=mask, do_sample=False, max_new_tokens=6, min_new_tokens=6)
+    routed = window.generated(batch=3)
+    assert routed is not None
+    assert routed.experts.device.type == "cpu"
+    for axis, layer in enumerate(routed.layer_ids):
+        expected = torch.cat([call.view(3, -1, call.shape[-1]) for call in outputs.calls[layer]], dim=1)
+        assert torch.equal(routed.experts[:, :, axis].long(), expected.cpu())

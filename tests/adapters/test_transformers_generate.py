@@ -33,7 +33,7 @@ def attachment() -> Iterator[Attachment]:
 
 
 def generate(model: Any, seed: int = 1, **settings: Any) -> Any:
-    ids, mask = left_padded()
+    ids, mask = (tensor.to(model.device) for tensor in left_padded())
     torch.manual_seed(seed)
     return model.generate(
         ids, attention_mask=mask, **{"max_new_tokens": 8, "return_dict_in_generate": True, "output_scores": True, **settings}
@@ -155,3 +155,17 @@ def test_detaching_restores_the_originals() -> None:
     assert all(vars(mixin)[name] is not original for name, original in zip(names, originals, strict=True))
     attachment.detach()
     assert all(vars(mixin)[name] is original for name, original in zip(names, originals, strict=True))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA or ROCm device: copies to pinned memory are not exercised")
+def test_logprobs_copied_from_a_device_without_waiting_are_those_of_the_scores(attachment: Attachment) -> None:
+    tap = engine.open_tap()
+    output = generate(tiny_model("qwen3", head_dim=8).cuda(), **SAMPLING)
+    engine.close_tap(tap)
+    sampled = tap.result()
+    assert sampled is not None
+    assert torch.equal(sampled.tokens, output.sequences[:, 9:].cpu())
+    for step, scores in enumerate(output.scores):
+        expected = torch.log_softmax(scores.float(), -1).gather(-1, output.sequences[:, 9 + step : 10 + step]).squeeze(-1)
+        assert torch.equal(sampled.logprobs[:, step], expected.cpu())
