@@ -51,6 +51,8 @@ class CaptureCommand(TyperCommand):
         return rest
 
 
+PARSER = CaptureCommand
+
 Command = Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The training command, with its own options.", show_default=False)]
 Out = Annotated[
     Path | None,
@@ -77,6 +79,11 @@ Lossless = Annotated[
 QueueMB = Annotated[int, typer.Option("--queue-mb", metavar="MB", min=1, help="Memory that may wait for the writer, in each process.")]
 RoutingWeights = Annotated[bool, typer.Option("--routing-weights", help="Record gate weights beside the expert ids.")]
 
+FlushSeconds = Annotated[
+    float, typer.Option("--flush-seconds", metavar="SECONDS", help="Turn what was recorded into Parquet at least this often.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on in the run that --out names, as its next attempt.")]
+
 
 def command(
     *,
@@ -91,6 +98,8 @@ def command(
     lossless: Lossless = False,
     queue_mb: QueueMB = 1024,
     routing_weights: RoutingWeights = False,
+    flush_seconds: FlushSeconds = 300.0,
+    resume: Resume = False,
 ) -> None:
     """Run a training command and record tokens, log-probabilities, routed experts and versions, without changing it.
 
@@ -101,7 +110,8 @@ def command(
       rlaudit capture -- python train.py --lr 1e-6
       rlaudit capture --out runs/first --routing-sample 0.1 --max-bytes 20G -- bash run_grpo.sh
     """
-    from rlaudit.capture.launcher import CaptureOptions, exit_like, launch
+    from rlaudit.capture.launcher import exit_like, launch
+    from rlaudit.capture.options import CaptureOptions
 
     options = CaptureOptions(
         out=out,
@@ -114,6 +124,8 @@ def command(
         lossless=lossless,
         queue_bytes=queue_mb << 20,
         routing_weights=routing_weights,
+        flush_seconds=flush_seconds,
+        resume=resume,
     )
     captured = launch(options, arguments)
     _print_coverage(captured.run)

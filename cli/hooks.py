@@ -19,7 +19,8 @@ class Format(str, Enum):
 def command(format: Annotated[Format, typer.Option("--format", "-f", help="How to print it.")] = Format.table) -> None:
     """List the adapters, and say for each whether it would attach to what is installed here.
 
-    Nothing is imported or started: versions come from the installed packages' metadata.
+    Nothing is imported or started: versions come from the installed packages' metadata,
+    signatures from their source.
 
     \b
     Example:
@@ -36,7 +37,8 @@ def command(format: Annotated[Format, typer.Option("--format", "-f", help="How t
     from rlaudit.report.grid import Grid
     from rlaudit.report.page import Page, page_width
 
-    cells = tuple((r.adapter, r.kind, r.distribution, r.installed or "not installed", r.tested, r.state, r.reason or "") for r in rows)
-    headings = ("adapter", "kind", "package", "installed", "tested with", "state", "why")
-    grid = Grid("Adapters of this rlaudit, in this environment", headings, (False,) * len(headings), cells)
+    cells = tuple((r.adapter, r.kind, r.distribution, r.installed or "not installed", r.tested, r.state) for r in rows)
+    headings = ("adapter", "kind", "package", "installed", "supported", "state")
+    notes = tuple(f"{r.adapter} refuses: {r.reason}." for r in rows if r.reason)
+    grid = Grid("Adapters of this rlaudit, in this environment", headings, (False,) * len(headings), cells, notes)
     Page(Console(width=page_width(), highlight=False)).grid(grid)

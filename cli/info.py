@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from rlaudit.report.text import duration, size
+
 if TYPE_CHECKING:
     from rlaudit.analyzers.results import CapturedProcess, CaptureSummary
     from rlaudit.cli.run_facts import TableFacts
@@ -91,7 +93,7 @@ def _print(run: Run, tables: tuple[TableFacts, ...], summary: CaptureSummary) ->
 
 
 def _run(manifest: Mapping[str, Any]) -> list[tuple[str, str]]:
-    options = {name: value for name, value in manifest["options"].items() if value is not None}
+    options = {name: size(value) if name.endswith("_bytes") else value for name, value in manifest["options"].items() if value is not None}
     return [
         ("command", shlex.join(manifest["command"])),
         ("in", manifest["working_directory"] or ""),
@@ -180,29 +182,3 @@ def _processes(summary: CaptureSummary) -> Grid:
     headings = ("process", "rank", "rows", "in hooks", "writer CPU", "all CPU", "program")
     right = (False, True, True, True, True, True, False)
     return Grid("Processes", headings, right, tuple(cells(process) for process in by_rows[:MOST_PROCESSES]), notes, (6, 1))
-
-
-def duration(seconds: float) -> str:
-    """A time span for people.
-
-    >>> duration(42), duration(192), duration(7500)
-    ('42.0 s', '3 min 12 s', '2 h 5 min')
-    """
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
-
-
-def size(count: int) -> str:
-    """Bytes for people, in powers of 1000.
-
-    >>> size(999), size(1_240_000)
-    ('999 B', '1.24 MB')
-    """
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.3g} {unit}"
-        value /= 1000
-    return f"{value:.3g} TB"

@@ -1,19 +1,34 @@
-"""The ``rlaudit`` command: registers the subcommands and turns errors into one message and an exit status.
+"""The ``rlaudit`` command: finds the subcommand and turns errors into one message and an exit status.
 
-Nothing heavy is imported here or at the head of any command's module: ``rlaudit --help`` has to feel instant.
+Nothing heavy is imported here or at the head of any command's module, and a command's module only when it is asked for:
+``rlaudit --help`` has to feel instant.
 """
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+import typer.main
+from typer.core import TyperGroup
 
 import rlaudit
-from rlaudit.cli import capture, hooks, info, query, report, schema, shell, version
 from rlaudit.errors import RlauditError
+
+COMMANDS = {
+    "capture": "Run a training command and record what it computes.",
+    "report": "Verdict, findings and metrics of a run.",
+    "query": "SQL over one run or several.",
+    "shell": "A SQL prompt on a run.",
+    "info": "What a run is, and what capture did.",
+    "hooks": "What capture would attach to in this environment.",
+    "schema": "Tables and views of a run, column by column.",
+    "version": "Versions of rlaudit and of the packages that it works with.",
+}
+"""Each is a module of this package with a function ``command`` and, where parsing needs it, a class ``PARSER``."""
 
 HELP = """Do your rollout engine and your trainer compute the same policy?
 
@@ -27,22 +42,37 @@ and says whether they agree, and if not, where.
 """
 
 # Typer's Rich help pages take longer to import than everything else that a help page needs.
-app = typer.Typer(
-    name="rlaudit",
-    help=HELP,
-    no_args_is_help=True,
-    rich_markup_mode=None,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-)
-app.command("capture", cls=capture.CaptureCommand, short_help="Run a training command and record what it computes.")(capture.command)
-app.command("report", short_help="Verdict, findings and metrics of a run.")(report.command)
-app.command("query", cls=query.QueryCommand, short_help="SQL over one run or several.")(query.command)
-app.command("shell", short_help="A SQL prompt on a run.")(shell.command)
-app.command("info", short_help="What a run is, and what capture did.")(info.command)
-app.command("hooks", short_help="What capture would attach to in this environment.")(hooks.command)
-app.command("schema", short_help="Tables and views of a run, column by column.")(schema.command)
-app.command("version", short_help="Versions of rlaudit and of the packages that it works with.")(version.command)
+SETTINGS: dict[str, Any] = {
+    "rich_markup_mode": None,
+    "pretty_exceptions_enable": False,
+    "context_settings": {"help_option_names": ["-h", "--help"], "max_content_width": 110},
+}
+
+
+class Commands(TyperGroup):
+    """The subcommands, each imported when it is asked for."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        # Typer's suggestions for a mistyped name look at the keys.
+        self.commands: Any = dict.fromkeys(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """The parser of one subcommand; None for an unknown name."""
+        if cmd_name not in COMMANDS:
+            return None
+        module = importlib.import_module(f"rlaudit.cli.{cmd_name}")
+        holder = typer.Typer(add_completion=False, **SETTINGS)
+        holder.command(cmd_name, cls=getattr(module, "PARSER", None), context_settings=SETTINGS["context_settings"])(module.command)
+        return typer.main.get_command(holder)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """The list of subcommands on the help page."""
+        with formatter.section("Commands"):
+            formatter.write_dl(list(COMMANDS.items()))
+
+
+app = typer.Typer(name="rlaudit", help=HELP, cls=Commands, no_args_is_help=True, **SETTINGS)
 
 
 def _print_version(wanted: bool) -> None:
@@ -61,8 +91,10 @@ def _top(
 
 
 def main() -> None:
-    """Run the command line. Exit status: 0, what the captured command returned, 2 for a problem explained on stderr,
-    130 after Ctrl-C."""
+    """Run the command line and exit.
+
+    Status: 0, or what the captured command returned; 2 for a problem explained on standard error; 130 after Ctrl-C.
+    """
     status: int | str | None = 0
     try:
         app()

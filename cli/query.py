@@ -37,6 +37,9 @@ class QueryCommand(TyperCommand):
         return ["[OPTIONS]", "RUN", "SQL"]
 
 
+PARSER = QueryCommand
+
+
 def command(
     arguments: Annotated[
         list[str],

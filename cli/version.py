@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import platform
-from importlib import metadata
-
 import typer
 
 import rlaudit
@@ -33,6 +30,9 @@ def command() -> None:
     Example:
       rlaudit version
     """
+    import platform
+    from importlib import metadata
+
     typer.echo(f"rlaudit {rlaudit.__version__}")
     typer.echo(f"python {platform.python_version()} on {platform.system()} {platform.machine()}")
     for package in PACKAGES:

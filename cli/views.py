@@ -7,7 +7,6 @@ The comments at the head of each file are the one place where they are described
 from __future__ import annotations
 
 import re
-from importlib import resources
 from typing import NamedTuple
 
 HEAD = re.compile(r"-- (view|macros|description): (.+)")
@@ -49,6 +48,8 @@ def macros() -> list[Macro]:
 
 
 def _texts() -> list[str]:
+    from importlib import resources
+
     files = [file for file in resources.files("rlaudit.sql").iterdir() if file.name.endswith(".sql")]
     return [file.read_text(encoding="utf-8") for file in sorted(files, key=lambda file: file.name)]
 

@@ -2,91 +2,95 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+import shlex
+from collections.abc import Iterable
 
-from rlaudit.analyzers.results import CaptureSummary
+from rich.console import Console
+
+from rlaudit.analyzers.results import CapturedHook, CaptureSummary
+from rlaudit.report.page import Page
+from rlaudit.report.text import of_total, percent, size
+
+Pairs = list[tuple[str, str]]
 
 
 def render_captured(summary: CaptureSummary, console: Console, shown_path: str) -> None:
     """Print ``summary``; ``shown_path`` is the run as the user would type it in the next command."""
+    page = Page(console)
+    page.line(("rlaudit capture", "bold"))
     if summary.likely_reason is not None:
-        console.print(
-            Text.assemble(("rlaudit: NOTHING WAS CAPTURED.", "bold red"), f" Likely reason: {summary.likely_reason}."), soft_wrap=True
-        )
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True, style="dim")
-    table.add_column(overflow="fold")
-    for label, text in _lines(summary):
-        table.add_row(label, text)
-    console.print(Text("rlaudit capture", style="bold"))
-    console.print(table)
-    if summary.likely_reason is None:
-        console.print(Text.assemble("next      ", (f"rlaudit report {shown_path}", "bold")), soft_wrap=True)
-    else:
-        console.print(Text.assemble("next      ", ("rlaudit hooks", "bold"), "   what would attach in this environment"), soft_wrap=True)
+        page.line(("NOTHING WAS CAPTURED.", "bold red"), f" Likely reason: {summary.likely_reason}.")
+    page.pairs(_lines(summary), label_width=LABEL_WIDTH)
+    nothing = summary.likely_reason is not None
+    command, reason = ("rlaudit hooks", "what would attach in this environment") if nothing else (_report(shown_path), "the verdict")
+    page.line(" " * 2, ("next".ljust(LABEL_WIDTH), "dim"), (command, "bold cyan"), f"   {reason}")
 
 
-def _lines(summary: CaptureSummary) -> list[tuple[str, str]]:
-    hooked = sum(bool(p.hooks) for p in summary.processes)
-    emitting = sum(p.emitting for p in summary.processes)
-    lines = [("processes", f"{len(summary.processes)} seen, {hooked} hooked, {emitting} emitting")]
-    if summary.unreached:
-        lines.append(("", f"without rlaudit: {', '.join(summary.unreached)}"))
-    for place, hook in enumerate(summary.hooks):
-        failures = f", {hook.failures:,} failures inside rlaudit" if hook.failures else ""
-        state = f"attached in {hook.processes}, {hook.fired:,} calls{failures}" if hook.state == "attached" else f"REFUSED: {hook.reason}"
-        lines.append(("hooks" if place == 0 else "", f"{hook.adapter} ({hook.distribution} {hook.version or 'unknown version'}): {state}"))
-    rows = [f"{name} {count:,}" for name, count in summary.rows.items() if count]
-    lines.append(("rows", f"{', '.join(rows) or 'none'}" + (f" in {summary.steps:,} steps" if summary.steps else "")))
-    lines.extend(_join_lines(summary))
-    for place, (table_name, reasons) in enumerate(summary.dropped.items()):
-        lines.append(
-            ("skipped" if place == 0 else "", f"{table_name}: " + ", ".join(f"{count:,} {reason}" for reason, count in reasons.items()))
-        )
-    for reason in summary.stopped:
-        lines.append(("stopped", reason))
-    lines.append(("size", " + ".join(f"{name} {_size(count)}" for name, count in summary.bytes.items() if count) or "0 B"))
-    lines.extend(_cost(summary))
-    for process in summary.processes:
-        for label, (count, message) in process.failures.items():
-            lines.append(("failed", f"{label}: {count:,} times, first: {message}"))
-    return lines
+LABEL_WIDTH = 12
 
 
-def _join_lines(summary: CaptureSummary) -> list[tuple[str, str]]:
-    with_rollout, trained = summary.joined_trainer
-    with_trainer, rollouts = summary.joined_rollout
-    if not trained and not rollouts:
-        return []
-    lines = [
-        ("joins", f"{with_rollout:,} of {trained:,} trainer sequences have a rollout{_share(with_rollout, trained)}"),
-        ("", f"{with_trainer:,} of {rollouts:,} training rollouts have trainer log-probabilities{_share(with_trainer, rollouts)}"),
+def _report(path: str) -> str:
+    return f"rlaudit report {shlex.quote(path)}"
+
+
+def _lines(summary: CaptureSummary) -> Pairs:
+    hooked = sum(bool(process.hooks) for process in summary.processes)
+    emitting = sum(process.emitting for process in summary.processes)
+    recorded = [f"{name} {count:,}" for name, count in summary.rows.items() if count]
+    failures = [
+        f"{label}: {count:,} times, first: {message}"
+        for process in summary.processes
+        for label, (count, message) in process.failures.items()
     ]
-    if summary.not_consumed:
-        lines.append(("", f"{summary.not_consumed:,} rollouts of other phases"))
-    return lines
+    return [
+        ("processes", f"{len(summary.processes):,} seen, {hooked:,} hooked, {emitting:,} emitting"),
+        *_labelled("unreached", (f"{executable} has no rlaudit installed" for executable in summary.unreached)),
+        *_labelled("hooks", map(_hook, summary.hooks)),
+        ("rows", f"{', '.join(recorded) or 'none'}" + (f" in {summary.steps:,} steps" if summary.steps else "")),
+        *_joins(summary),
+        *_labelled("skipped", (f"{table}: {_reasons(reasons)}" for table, reasons in summary.dropped.items())),
+        *_labelled("stopped", summary.stopped),
+        ("size", " + ".join(f"{name} {size(count)}" for name, count in summary.bytes.items() if count) or "0 B"),
+        *_cost(summary),
+        *_labelled("failed", failures),
+    ]
 
 
-def _share(part: int, whole: int) -> str:
-    return f" ({part / whole:.1%})" if whole else ""
+def _labelled(label: str, texts: Iterable[str]) -> Pairs:
+    return [(label if place == 0 else "", text) for place, text in enumerate(texts)]
 
 
-def _cost(summary: CaptureSummary) -> list[tuple[str, str]]:
-    balances = [p for p in summary.processes if p.emitting and p.process_seconds]
+def _hook(hook: CapturedHook) -> str:
+    found = f"{hook.adapter} ({hook.distribution} {hook.version or 'of unknown version'})"
+    if hook.state != "attached":
+        return f"{found}: REFUSED, {hook.reason}"
+    failures = f", {hook.failures:,} failures inside rlaudit" if hook.failures else ""
+    return f"{found}: attached in {hook.processes:,}, {hook.fired:,} calls{failures}"
+
+
+def _joins(summary: CaptureSummary) -> Pairs:
+    if not (summary.joined_trainer[1] or summary.joined_rollout[1]):
+        return []
+    others = [f"{summary.not_consumed:,} rollouts of other phases"] if summary.not_consumed else []
+    return _labelled(
+        "joins",
+        (
+            of_total(*summary.joined_trainer, "trainer sequences have a rollout"),
+            of_total(*summary.joined_rollout, "training rollouts have trainer log-probabilities"),
+            *others,
+        ),
+    )
+
+
+def _reasons(reasons: dict[str, int]) -> str:
+    return ", ".join(f"{count:,} {reason}" for reason, count in reasons.items())
+
+
+def _cost(summary: CaptureSummary) -> Pairs:
+    balances = [process for process in summary.processes if process.emitting and process.process_seconds]
     if not balances:
         return []
-    hooks = sum(p.hook_seconds or 0.0 for p in balances)
-    writer = sum(p.writer_seconds or 0.0 for p in balances)
-    total = sum(p.process_seconds or 0.0 for p in balances)
-    return [("cost", f"{hooks:.2f} s in hooks + {writer:.2f} s in the writer = {(hooks + writer) / total:.1%} of {total:.1f} s CPU")]
-
-
-def _size(count: int) -> str:
-    value = float(count)
-    for unit in ("B", "kB", "MB", "GB"):
-        if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1000
-    return f"{value:.1f} TB"
+    hooks = sum(process.hook_seconds or 0.0 for process in balances)
+    writer = sum(process.writer_seconds or 0.0 for process in balances)
+    total = sum(process.process_seconds or 0.0 for process in balances)
+    return [("cost", f"{hooks:.2f} s in hooks + {writer:.2f} s in the writer = {percent((hooks + writer) / total)} of {total:.1f} s CPU")]

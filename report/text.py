@@ -149,3 +149,29 @@ def shell_quote(sql: str) -> str:
     """``sql`` as one shell word: in double quotes where those are safe, because SQL is full of single ones."""
     text = sql.strip()
     return f'"{text}"' if not set(text) & set('"$`\\!') else shlex.quote(text)
+
+
+def duration(seconds: float) -> str:
+    """A time span for people.
+
+    >>> duration(42), duration(192), duration(7500)
+    ('42.0 s', '3 min 12 s', '2 h 5 min')
+    """
+    if seconds < 60:
+        return f"{seconds:.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+
+
+def size(count: int) -> str:
+    """Bytes for people, in powers of 1000.
+
+    >>> size(999), size(1_240_000)
+    ('999 B', '1.24 MB')
+    """
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.3g} {unit}"
+        value /= 1000
+    return f"{value:.3g} TB"

@@ -65,6 +65,9 @@ def test_all_options_reach_the_launcher(cli, launched) -> None:
         "--queue-mb",
         "64",
         "--routing-weights",
+        "--flush-seconds",
+        "10",
+        "--resume",
         "--",
         "true",
     )
@@ -72,6 +75,7 @@ def test_all_options_reach_the_launcher(cli, launched) -> None:
     assert (options.include, options.exclude, options.routing_sample) == (("sequences", "scores"), ("links",), 0.1)
     assert (options.max_bytes, options.tokens, options.lossless) == (2_000_000_000, "hashed", True)
     assert (options.queue_bytes, options.routing_weights) == (64 << 20, True)
+    assert (options.flush_seconds, options.resume) == (10.0, True)
 
 
 @pytest.mark.parametrize("text", ["", "2X", "-5M", "five"])
