@@ -148,15 +148,10 @@ def sampled_segments(tool_mask: Sequence[int]) -> list[tuple[int, int]]:
     >>> sampled_segments([1, 1, 0, 0, 1]), sampled_segments([1, 0])
     ([(0, 2), (4, 5)], [(0, 1), (2, 2)])
     """
-    spans, start = [], 0
-    for value, group in itertools.groupby(enumerate(tool_mask), key=lambda pair: bool(pair[1])):
-        positions = [position for position, _ in group]
-        if value:
-            start = positions[0]
-            continue
-        spans.append((start, positions[0]))
-        start = positions[-1] + 1
-    return [*spans, (start, len(tool_mask))]
+    ones = np.concatenate([[True], np.asarray(tool_mask, bool), [True]])
+    falls = np.flatnonzero(ones[:-1] & ~ones[1:]).tolist()  # response positions where tool tokens begin
+    rises = np.flatnonzero(~ones[:-1] & ones[1:]).tolist()  # and where they end
+    return list(zip([0, *rises], [*falls, len(tool_mask)], strict=True))
 
 
 def link_turns(batch: GenerationBatch) -> list[Link]:
@@ -166,8 +161,10 @@ def link_turns(batch: GenerationBatch) -> list[Link]:
     goes on after tool tokens (``method`` framework). Where the counts don't fit that, rows are found by content: the call's
     input must be the beginning of the row, each row is used once, and several candidates are ambiguous.
     """
-    masks = batch.tool_mask or [[1] * len(tokens) for tokens in batch.completions]
-    segments = [sampled_segments(mask) for mask in masks]
+    if batch.tool_mask is None:
+        segments = [[(0, len(tokens))] for tokens in batch.completions]
+    else:
+        segments = [sampled_segments(mask) for mask in batch.tool_mask]
     links: list[Link] = []
     for turn in batch.turns:
         rows = [row for row, spans in enumerate(segments) if len(spans) > turn.number]
@@ -212,7 +209,7 @@ def rollout_logprobs(batch: GenerationBatch, links: Sequence[Link], width: int) 
         count = link.end - link.start
         if sampled is None or count == 0:
             continue
-        if list(sampled.tokens[link.request, :count]) != batch.completions[link.row][link.start : link.end]:
+        if not np.array_equal(sampled.tokens[link.request, :count], batch.completions[link.row][link.start : link.end]):
             mismatches += 1
             continue
         values[link.row, link.start : link.end] = sampled.logprobs[link.request, :count]

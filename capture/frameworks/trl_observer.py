@@ -340,7 +340,7 @@ def _tool_mask(candidate: Any, completions: list[list[int]]) -> list[list[int]] 
     if not isinstance(candidate, list) or len(candidate) != len(completions):
         return None
     fits = all(
-        isinstance(mask, (list, tuple)) and len(mask) == len(tokens) and all(isinstance(value, (int, bool)) for value in mask)
+        isinstance(mask, (list, tuple)) and len(mask) == len(tokens) and (not mask or isinstance(mask[0], int))
         for mask, tokens in zip(candidate, completions, strict=True)
     )
-    return [[int(value) for value in mask] for mask in candidate] if fits else None
+    return candidate if fits else None
