@@ -138,6 +138,7 @@ def _print_coverage(folder: Path) -> None:
 
     from rlaudit.analyzers.capture_summary import summarise_capture
     from rlaudit.report.captured import render_captured
+    from rlaudit.report.page import page_width
     from rlaudit.run import Run
 
     shown = os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
@@ -147,7 +148,7 @@ def _print_coverage(folder: Path) -> None:
         # The command's exit status is still owed to the caller, whatever became of the run's folder.
         print(f"rlaudit: the run in {shown} can't be summed up: {error}", file=sys.stderr)
         return
-    render_captured(summary, Console(stderr=True, highlight=False), shown)
+    render_captured(summary, Console(stderr=True, width=page_width(sys.stderr), highlight=False), shown)
 
 
 def parse_size(text: str) -> int:

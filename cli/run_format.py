@@ -37,13 +37,13 @@ rollout's weights in optimizer steps.
 def markdown() -> str:
     """The whole document."""
     lines = [INTRODUCTION, "## Tables", ""]
-    for table in schema.TABLES:
-        lines += section(table)
+    for described in schema.TABLES:
+        lines += section(described)
     lines += ["## Views", "", "Computed from the tables by `rlaudit query`, `rlaudit shell` and `Run.connect()`.", ""]
     for view in views():
         lines += section(view)
     lines += ["## Macros", ""]
-    lines += _table(("macro", "value"), [(f"`{macro.call}`", macro.description) for macro in macros()])
+    lines += table(("macro", "value"), [(f"`{macro.call}`", macro.description) for macro in macros()])
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
@@ -52,12 +52,13 @@ def section(item: Table | View) -> list[str]:
     if isinstance(item, Table):
         lines = [f"### `{item.name}`", "", f"One row is {item.row}. Key: {', '.join(f'`{name}`' for name in item.key)}.", ""]
         rows = [(f"`{c.name}`", f"`{c.type}`", c.unit or "", c.description) for c in item.columns]
-        return lines + _table(("column", "type", "unit", "meaning"), rows) + [""]
+        return lines + table(("column", "type", "unit", "meaning"), rows) + [""]
     lines = [f"### `{item.name}`", "", item.description, ""]
-    return lines + _table(("column", "unit", "meaning"), [(f"`{c.name}`", c.unit or "", c.description) for c in item.columns]) + [""]
+    return lines + table(("column", "unit", "meaning"), [(f"`{c.name}`", c.unit or "", c.description) for c in item.columns]) + [""]
 
 
-def _table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table. Cells are Markdown; pipes and angle brackets outside of code are escaped."""
     lines = [headings, ["---"] * len(headings), *([_cell(cell) for cell in row] for row in rows)]
     return [f"| {' | '.join(line)} |" for line in lines]
 

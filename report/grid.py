@@ -45,7 +45,7 @@ class Grid:
         """Heading lines and row lines, columns ``gap`` spaces apart, without trailing blanks."""
         widths = [self._width(index) for index in range(len(self.headings))]
         split = [heading.split("\n") for heading in self.headings]
-        height = max(len(parts) for parts in split)
+        height = max((len(parts) for parts in split), default=0)
         tops = [tuple(parts[i] if i < len(parts) else "" for parts in split) for i in range(height)]
         return [self._line(row, widths, gap) for row in tops], [self._line(row, widths, gap) for row in self.rows]
 

@@ -57,7 +57,7 @@ def _finding(report: Report, finding: Finding) -> str:
 
 def _grid(grid: Grid) -> str:
     headings = tuple(heading.replace("\n", " ") for heading in grid.headings)
-    parts = [_table(headings, grid.right, grid.rows), *(_escape(note) for note in grid.notes)]
+    parts = [*([_table(headings, grid.right, grid.rows)] if headings else []), *(_escape(note) for note in grid.notes)]
     body = "\n\n".join(parts)
     return _folded(grid.title, body) if len(grid.rows) > FOLD_ABOVE else f"#### {grid.title}\n\n{body}"
 

@@ -11,6 +11,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+from typing import IO
 
 from rich.console import Console
 from rich.text import Text
@@ -25,9 +26,9 @@ NO_BREAK = "\N{NO-BREAK SPACE}"
 NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=\S)")
 
 
-def page_width() -> int:
-    """Columns to lay a page out for: the terminal's (or COLUMNS), and 100 where the output goes to a file or pipe."""
-    if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit():
+def page_width(stream: IO[str] | None = None) -> int:
+    """Columns to lay a page out for: the terminal's (or COLUMNS), and 100 where ``stream`` (standard output) is a file or pipe."""
+    if (stream or sys.stdout).isatty() or os.environ.get("COLUMNS", "").isdigit():
         return shutil.get_terminal_size().columns
     return WIDTH_IN_FILES
 

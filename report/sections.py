@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from rlaudit.analyzers.results import FrameworkCheck, LayerRouting, Report, StepMetrics, StepRouting
+from rlaudit.analyzers.results import FrameworkCheck, LayerRouting, NoiseFloor, Report, StepMetrics, StepRouting
 from rlaudit.report import columns
 from rlaudit.report.grid import Grid, with_gaps
 from rlaudit.report.steps import shorten
@@ -51,25 +51,31 @@ def overall(report: Report) -> Grid | None:
     if not report.overall:
         return None
     definitions = columns.by_name(report.definitions)
-    floor = report.noise_floor
+    floor = report.noise_floor.values if report.noise_floor else {}
+    ratios = {name: columns.floor_ratio(name, value, floor.get(name)) for name, value in report.overall.items()}
+    with_ratio = any(ratio is not None for ratio in ratios.values())
     rows = []
     for name, value in report.overall.items():
         definition = definitions.get(name)
-        unit = columns.unit_of(name, definition)
+        unit, ratio = columns.unit_of(name, definition), ratios[name]
+        beside = (number(floor.get(name), unit),) if floor else ()
+        multiple = (times(ratio) if ratio is not None else MISSING,) if with_ratio else ()
         aliases = ", ".join(f"{who}: {alias}" for who, alias in definition.aliases.items()) if definition else ""
-        below = floor.values.get(name) if floor else None
-        ratio = columns.floor_ratio(name, value, below)
-        beside = (number(below, unit), times(ratio) if ratio is not None else MISSING) if floor else ()
-        rows.append((columns.label(name, definition), number(value, unit), *beside, aliases))
-    headings: tuple[str, ...] = ("metric", "all steps", *(("noise floor", "times floor") if floor else ()), "called by frameworks")
-    notes = []
-    if floor:
-        notes.append(f"Noise floor: {floor.how}, {floor.tokens:,} tokens. Times floor: distance from agreement, in floors.")
-    else:
-        notes.append("No noise floor: the run holds no second evaluation of the same tokens at the same weights.")
+        rows.append((columns.label(name, definition), number(value, unit), *beside, *multiple, aliases))
+    beside_headings = [heading for heading, given in (("noise floor", bool(floor)), ("times floor", with_ratio)) if given]
+    headings = ("metric", "all steps", *beside_headings, "called by frameworks")
     last = len(headings) - 1
     right = tuple(0 < index < last for index in range(len(headings)))
-    return Grid("Agreement of rollout and trainer", headings, right, tuple(rows), tuple(notes), (last,))
+    return Grid("Agreement of rollout and trainer", headings, right, tuple(rows), (_floor_note(report.noise_floor, with_ratio),), (last,))
+
+
+def _floor_note(floor: NoiseFloor | None, with_ratio: bool) -> str:
+    if floor is None:
+        return "No noise floor: the run holds no second evaluation of the same tokens at the same weights."
+    what = f"Noise floor: {floor.how}, {floor.tokens:,} tokens."
+    if not with_ratio:
+        return f"{what} By these metrics the two evaluations are the same, so there is no multiple to give."
+    return f"{what} Times floor: distance from agreement, in floors."
 
 
 def by_step(report: Report) -> Grid | None:
@@ -145,9 +151,13 @@ def routing_effect(report: Report) -> Grid | None:
 
 def routing_by_layer(report: Report) -> Grid | None:
     """Routing disagreement of every layer, or of the first, last and worst ones."""
-    if not report.routing_by_layer:
-        return None
     layers = report.routing_by_layer
+    if not layers:
+        return None
+    if not any(layer.disagreement for layer in layers):
+        pairs = sum(layer.tokens for layer in layers)
+        same = f"The same sets of experts in all {pairs:,} (token, layer) pairs of {len(layers):,} layers that both sides routed."
+        return Grid("Routed experts", (), (), (), (same,))
     chosen = shorten(layers, lambda layer: layer.disagreement, "layers", "disagreement")
 
     def cells(layer: LayerRouting) -> tuple[str, ...]:
@@ -159,10 +169,10 @@ def routing_by_layer(report: Report) -> Grid | None:
 
 
 def routing_by_step(report: Report) -> Grid | None:
-    """Routing disagreement of every step, or of the first, last and worst ones."""
-    if not report.routing_by_step:
-        return None
+    """Routing disagreement of every step, or of the first, last and worst ones; None where no step has any."""
     steps = report.routing_by_step
+    if not any(step.disagreement for step in steps):
+        return None
     chosen = shorten(steps, lambda step: step.disagreement, "steps", "disagreement")
     with_attempt = len({step.attempt for step in steps}) > 1
 

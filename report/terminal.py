@@ -60,10 +60,12 @@ def _verdict(report: Report, page: Page) -> None:
     page.wrapped(
         report.verdict.sentence, label=shown, label_width=len(shown) + GAP, indent=0, style="bold", label_style=STATUS_STYLES[status]
     )
-    # The only finding follows right below, in the same words.
-    said = {f"{finding.code}: {finding.title}" for finding in report.findings}
-    if len(report.verdict.reasons) > 1 or not said.issuperset(report.verdict.reasons):
-        page.bullets(report.verdict.reasons)
+    # Findings follow right below, in the words of their reasons: their codes are enough here.
+    titles = {f"{finding.code}: {finding.title}": finding.code for finding in report.findings}
+    codes = [titles[reason] for reason in report.verdict.reasons if reason in titles]
+    if len(codes) > 1:
+        page.wrapped(", ".join(codes), label="because of ")
+    page.bullets([reason for reason in report.verdict.reasons if reason not in titles])
 
 
 def _finding(report: Report, finding: Finding, page: Page) -> None:

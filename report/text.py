@@ -14,6 +14,8 @@ from decimal import ROUND_DOWN, Decimal
 MISSING = "–"
 SHARE_UNITS = ("share", "fraction")
 NEAR_ONE = 0.1
+VERY_NEAR_ONE = 1e-6
+"""Nearer than this to 1, a number is written as its distance from 1."""
 SMALL, LARGE = 1e-3, 1e6
 """Outside these a number is written with an exponent."""
 
@@ -21,11 +23,11 @@ SMALL, LARGE = 1e-3, 1e6
 def number(value: float | int | str | bool | None, unit: str | None = None, *, digits: int = 3, aligned: bool = False) -> str:
     """``value`` for people, with ``digits`` significant digits; text passes unchanged.
 
-    A value without unit within 0.1 of 1 keeps two digits of its distance from 1 (a correlation of 0.99999968 is not "1").
+    A value without unit within 0.1 of 1 keeps two digits of its distance from 1 (a correlation of 0.99968 is not "1.000").
     A unit of "share" prints as percent. Other units are left to the caller. aligned: keep trailing zeros, for columns.
 
-    >>> number(12288), number(1.234e-06), number(0.99999968), number(0.25, "share"), number(None)
-    ('12,288', '1.23e-06', '0.99999968', '25 %', '–')
+    >>> number(12288), number(1.234e-06), number(0.99968), number(1 - 7.5e-12), number(0.25, "share"), number(None)
+    ('12,288', '1.23e-06', '0.99968', '1 - 7.5e-12', '25 %', '–')
     """
     if value is None:
         return MISSING
@@ -45,10 +47,17 @@ def _decimal(value: float, digits: int, *, near_one: bool) -> str:
         return f"{int(value):,}"
     distance = abs(abs(value) - 1)
     if near_one and 0 < distance < NEAR_ONE:
-        return f"{value:.{min(1 - math.floor(math.log10(distance)), 15)}f}"
+        return _near_one(value, distance)
     if SMALL <= abs(value) < LARGE:
         return f"{value:,.{max(digits - 1 - math.floor(math.log10(abs(value))), 0)}f}"
     return f"{value:.{digits - 1}e}"
+
+
+def _near_one(value: float, distance: float) -> str:
+    if distance >= VERY_NEAR_ONE:
+        return f"{value:.{1 - math.floor(math.log10(distance))}f}"
+    sign = "-" if value < 0 else ""
+    return f"{sign}1 {'+' if abs(value) > 1 else '-'} {distance:.1e}"
 
 
 def nonfinite(value: float) -> str:
@@ -72,6 +81,8 @@ def percent(share: float, *, digits: int = 3, aligned: bool = False) -> str:
     if 0 < exact < Decimal("1e-3"):
         return f"{float(exact):.{digits - 1}e} %"
     missing = 100 - exact
+    if 0 < missing < Decimal("1e-4"):
+        return "> 99.9999 %"
     decimals = 1 - missing.adjusted() if 0 < missing < 1 else max(digits - 1 - exact.adjusted(), 0)
     rounded = round(exact, decimals)
     if rounded == 100:

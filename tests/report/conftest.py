@@ -61,7 +61,9 @@ def values(scale: float) -> dict[str, float | None]:
 def full(steps: int = 12) -> Report:
     return Report(
         run="runs/demo",
-        verdict=Verdict("WARN", "Routing differs between rollout and trainer", ("ROUTING_NOISE: Routing differs",)),
+        verdict=Verdict(
+            "WARN", "Routing differs between rollout and trainer", ("ROUTING_NOISE: Routing differs between rollout and trainer",)
+        ),
         findings=(
             Finding(
                 "ROUTING_NOISE",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 from typing import Any
 
@@ -50,7 +51,7 @@ def test_tables_fit_the_page_by_leaving_columns_out_and_say_which(full_report: A
 
 def test_numbers_are_whole_on_a_page_that_is_far_too_narrow(full_report: Any) -> None:
     text = printed(full_report, 30)
-    assert "0.9999968" in text
+    assert "1 - 3.2e-06" in text or "0.9999968" in text
     assert "…" not in text.split("Agreement of rollout")[1].split("By training step")[0]
 
 
@@ -106,3 +107,26 @@ def test_the_report_ends_with_three_commands(full_report: Any, healthy_report: A
     for report in (full_report, healthy_report):
         end = printed(report, 100).split("\nNext\n")[1]
         assert [line.split()[1] for line in end.splitlines() if line.startswith("    rlaudit")] == ["query", "shell", "report"]
+
+
+def test_routing_that_is_the_same_everywhere_is_a_sentence_and_no_table_of_zeros(full_report: Any) -> None:
+    layers = tuple(dataclasses.replace(layer, disagreement=0.0, overlap=1.0) for layer in full_report.routing_by_layer)
+    steps = tuple(dataclasses.replace(step, disagreement=0.0, any_layer=0.0) for step in full_report.routing_by_step)
+    text = printed(dataclasses.replace(full_report, routing_by_layer=layers, routing_by_step=steps), 100)
+    # two layers of 12,250 tokens
+    assert "The same sets of experts in all 24,500 (token, layer) pairs of 2 layers" in " ".join(text.split())
+    assert "Routed experts by" not in text
+
+
+def test_a_floor_that_is_exact_has_no_multiples(full_report: Any) -> None:
+    exact = {"pearson_prob": 1.0, "logp_diff_mean": 0.0, "logp_diff_p99": 0.0, "logp_diff_max": 0.0, "k3": 0.0, "ratio_gt2": 0.0}
+    text = printed(dataclasses.replace(full_report, noise_floor=dataclasses.replace(full_report.noise_floor, values=exact)), 100)
+    assert "the two evaluations are the same, so there is no multiple" in " ".join(text.split())
+    assert "times floor" not in text
+
+
+def test_several_reasons_are_named_by_code_once_and_other_reasons_in_full(full_report: Any) -> None:
+    findings = (full_report.findings[0], dataclasses.replace(full_report.findings[0], code="STALENESS", title="Old"))
+    reasons = (*(f"{finding.code}: {finding.title}" for finding in findings), "Nothing was linked.")
+    report = dataclasses.replace(full_report, findings=findings, verdict=dataclasses.replace(full_report.verdict, reasons=reasons))
+    assert printed(report, 100).splitlines()[1:3] == ["  because of ROUTING_NOISE, STALENESS", "  - Nothing was linked."]
