@@ -59,7 +59,7 @@ def installed(version: Version, folder: Path) -> Path:
 
 
 def pip(python: Path, *requirements: str) -> None:
-    run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *requirements])
+    run([python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", *requirements])
 
 
 def run(command: list[str | Path], cwd: Path = ROOT, **variables: str) -> str:
