@@ -34,12 +34,23 @@ def build_report(run: Run) -> Report:
     floor = _noise_floor(measured)
     names = {name for values in (overall, *(step.values for step in by_step), floor.values if floor else {}) for name in values}
     return Report(
-        run=run.path, verdict=judge(findings, compared_tokens=stats.tokens, basis=_basis(measured, overall), withheld=withheld),
-        findings=findings, coverage=_coverage(measured), facts=describe(measured), overall=_in_catalogue_order(overall), by_step=by_step,
-        routing_by_layer=_routing_by_layer(measured.routing_at()), routing_by_step=_routing_by_step(measured.routing_at()), noise_floor=floor,
-        framework_checks=framework_checks(run, measured.framework), definitions=tuple(d for name, d in CATALOGUE.items() if name in names),
-        queries=report_queries(measured), withheld=withheld, rlaudit_version=rlaudit.__version__,
-        routing_effect=_routing_effect(measured.routing_at()), worst_sequences=_worst(measured),
+        run=run.path,
+        verdict=judge(findings, compared_tokens=stats.tokens, basis=_basis(measured, overall), withheld=withheld),
+        findings=findings,
+        coverage=_coverage(measured),
+        facts=describe(measured),
+        overall=_in_catalogue_order(overall),
+        by_step=by_step,
+        routing_by_layer=_routing_by_layer(measured.routing_at()),
+        routing_by_step=_routing_by_step(measured.routing_at()),
+        noise_floor=floor,
+        framework_checks=framework_checks(run, measured.framework),
+        definitions=tuple(d for name, d in CATALOGUE.items() if name in names),
+        queries=report_queries(measured),
+        withheld=withheld,
+        rlaudit_version=rlaudit.__version__,
+        routing_effect=_routing_effect(measured.routing_at()),
+        worst_sequences=_worst(measured),
     )
 
 
@@ -57,17 +68,27 @@ def _basis(measured: Measured, overall: Values) -> str:
 def _coverage(measured: Measured) -> Coverage:
     joined, routing = measured.joined, measured.routing_at()
     return Coverage(
-        steps=len(measured.step_numbers), sequences=joined.sequences, joined=joined.joined, without_rollout=joined.without_rollout,
-        without_trainer=joined.without_trainer, not_consumed=measured.not_train, tokens=measured.tokens, sampled_tokens=measured.sampled,
-        compared_tokens=measured.main.lag_class("equal").tokens, dropped_rows=measured.losses.rows,
-        routed_sequences=measured.routing["main", "equal"].sequences if measured.routing else 0, routing_joined=routing.joined,
+        steps=len(measured.step_numbers),
+        sequences=joined.sequences,
+        joined=joined.joined,
+        without_rollout=joined.without_rollout,
+        without_trainer=joined.without_trainer,
+        not_consumed=measured.not_train,
+        tokens=measured.tokens,
+        sampled_tokens=measured.sampled,
+        compared_tokens=measured.main.lag_class("equal").tokens,
+        dropped_rows=measured.losses.rows,
+        routed_sequences=measured.routing["main", "equal"].sequences if measured.routing else 0,
+        routing_joined=routing.joined,
     )
 
 
 def _by_step(measured: Measured) -> tuple[StepMetrics, ...]:
     rows = sorted(measured.main.by_key.items(), key=lambda item: (item[0].attempt, item[0].step, item[0].lag is None, item[0].lag or 0))
     return tuple(
-        StepMetrics(key.step, key.lag, stats.tokens, _in_catalogue_order(stats.metrics(quantiles)), key.attempt) for key, (stats, quantiles) in rows if stats.tokens
+        StepMetrics(key.step, key.lag, stats.tokens, _in_catalogue_order(stats.metrics(quantiles)), key.attempt)
+        for key, (stats, quantiles) in rows
+        if stats.tokens
     )
 
 
@@ -91,7 +112,8 @@ def _overlap(routing: RoutingPass) -> float | None:
 def _routing_by_layer(routing: RoutingPass) -> tuple[LayerRouting, ...]:
     return tuple(
         LayerRouting(layer, int(row[rk.ROWS]), float(row[rk.DIFFERING] / row[rk.ROWS]), float(row[rk.SHARED_EXPERTS] / row[rk.EXPERTS]))
-        for layer, row in routing.by_layer().items() if row[rk.ROWS]
+        for layer, row in routing.by_layer().items()
+        if row[rk.ROWS]
     )
 
 
@@ -101,8 +123,15 @@ def _routing_by_step(routing: RoutingPass) -> tuple[StepRouting, ...]:
         rows, differing = pairs.get((attempt, step), (0, 0))
         pairs[attempt, step] = rows + int(row[rk.ROWS]), differing + int(row[rk.DIFFERING])
     return tuple(
-        StepRouting(step, int(routing.tokens[attempt, step][0]), differing / rows, float(routing.tokens[attempt, step][1] / routing.tokens[attempt, step][0]), attempt)
-        for (attempt, step), (rows, differing) in sorted(pairs.items()) if rows and routing.tokens[attempt, step][0]
+        StepRouting(
+            step,
+            int(routing.tokens[attempt, step][0]),
+            differing / rows,
+            float(routing.tokens[attempt, step][1] / routing.tokens[attempt, step][0]),
+            attempt,
+        )
+        for (attempt, step), (rows, differing) in sorted(pairs.items())
+        if rows and routing.tokens[attempt, step][0]
     )
 
 
@@ -118,7 +147,10 @@ def _noise_floor(measured: Measured) -> NoiseFloor | None:
     if not stats.tokens:
         return None
     values = {**stats.metrics(measured.floor.quantiles("equal")), **_routing_values(measured.routing_at("floor"))}
-    how = "the trainer evaluated the same tokens twice at the same weights: before the update (source trainer) and in its first training forward (source update)"
+    how = (
+        "the trainer evaluated the same tokens twice at the same weights: before the update (source trainer) "
+        "and in its first training forward (source update)"
+    )
     return NoiseFloor(how, stats.tokens, _in_catalogue_order(values))
 
 
@@ -135,7 +167,9 @@ def _withheld(measured: Measured, findings: tuple[Finding, ...]) -> list[str]:
     elif not joined.joined:
         reasons.append(f"None of {joined.sequences:,} training sequences has both rollout and trainer log-probabilities.")
     if measured.basis == "unknown" and stats.tokens:
-        reasons.append("Policy versions are unknown on at least one side: a difference may contain staleness (record policy_updates on both).")
+        reasons.append(
+            "Policy versions are unknown on at least one side: a difference may contain staleness (record policy_updates on both)."
+        )
     if stats.tokens and not measured.floor_stats().tokens:
         reasons.append("No noise floor: no token was evaluated twice by the trainer at the same weights (sources trainer and update).")
     explained = [finding.code for finding in findings if finding.code in EXPLAINS]
@@ -146,7 +180,9 @@ def _withheld(measured: Measured, findings: tuple[Finding, ...]) -> list[str]:
     if not measured.main.exact(measured.basis):
         reasons.append("Percentiles over the whole run are from a histogram, off by at most 0.1 %; per step they are exact.")
     if routing.different_shape:
-        reasons.append(f"{routing.different_shape:,} pairs of routing rows have different top_k or numbers of experts and were not compared.")
+        reasons.append(
+            f"{routing.different_shape:,} pairs of routing rows have different top_k or numbers of experts and were not compared."
+        )
     if routing.without_sequence:
         reasons.append(f"{routing.without_sequence:,} routing rows name no recorded sequence and were not compared.")
     if not measured.identity.links:

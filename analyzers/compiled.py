@@ -13,7 +13,11 @@ from typing import Any, NamedTuple
 from rlaudit.analyzers import routing_kernel
 
 _HELPERS: tuple[Callable[..., Any], ...] = (
-    routing_kernel.zero_bytes, routing_kernel.load, routing_kernel.has_duplicate, routing_kernel.common, routing_kernel.count_row,
+    routing_kernel.zero_bytes,
+    routing_kernel.load,
+    routing_kernel.has_duplicate,
+    routing_kernel.common,
+    routing_kernel.count_row,
 )
 
 
@@ -31,7 +35,8 @@ def vectorised() -> Kernels:
 
 @cache
 def kernels() -> Kernels:
-    """The kernels, from numba's cache where it holds them, else compiled now (several seconds, once a machine). They release the interpreter lock."""
+    """The kernels, from numba's cache where it holds them, else compiled now (several seconds, once a machine). They release the
+    interpreter lock."""
     made = _dispatchers()
     for name, dispatcher in made.items():
         for signature in _signatures()[name]:
@@ -47,8 +52,8 @@ def kernels_cached() -> bool:
 
 @cache
 def _dispatchers() -> dict[str, Any]:
-    import numba  # noqa: PLC0415
-    from numba.extending import register_jitable  # noqa: PLC0415
+    import numba
+    from numba.extending import register_jitable
 
     for helper in _HELPERS:
         register_jitable(helper)
@@ -59,7 +64,7 @@ def _dispatchers() -> dict[str, Any]:
 @cache
 def _signatures() -> dict[str, tuple[Any, ...]]:
     """Argument types. Inputs are read-only arrays, since Arrow's buffers are; writable ones convert."""
-    from numba import types as t  # noqa: PLC0415
+    from numba import types as t
 
     def given(kind: Any) -> Any:
         return t.Array(kind, 1, "C", readonly=True)

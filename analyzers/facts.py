@@ -34,8 +34,11 @@ def describe(measured: Measured) -> dict[str, str]:
 def _side(measured: Measured, source: str) -> str | None:
     """How a source's log-probabilities were made."""
     parts = [
-        _listed(measured.values("backend", source)), _listed(measured.values("forward", source)), _listed(measured.values("dtype", source)),
-        _prefixed("weights ", measured.values("weight_dtype", source)), _listed(measured.values("logprob_mode", source)),
+        _listed(measured.values("backend", source)),
+        _listed(measured.values("forward", source)),
+        _listed(measured.values("dtype", source)),
+        _prefixed("weights ", measured.values("weight_dtype", source)),
+        _listed(measured.values("logprob_mode", source)),
         _prefixed("temperature ", measured.values("temperature", source)),
     ]
     return ", ".join(part for part in parts if part) or None

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rlaudit.analyzers.lists import ListColumn, flags, list_column, list_lengths, nulls
-from rlaudit.analyzers.token_sums import Tokens
+from rlaudit.analyzers.token_sums import Tokens, tokens_of
 from rlaudit.run import Run
 
 Array = Any
 Steps = tuple[int, int]
 
-GROUP_BYTES = 24 << 20
+GROUP_BYTES = 12 << 20
 UNKNOWN = np.iinfo(np.int64).min
 """Stands for an unknown integer in numpy columns."""
 
@@ -68,7 +68,8 @@ class Group(NamedTuple):
     """The rows of a range of steps. Arrays of the first block have one entry a sequence, of the second one a scores row.
 
     Unknown integers are ``UNKNOWN``. train: phase is train. response, prompt: lengths in tokens (-1: null). sampled: the mask of sampled
-    tokens, sampled_tokens how many there are, in_loss: the loss mask (None unless asked for). row_sequence: the score's sequence, -1 where it has no row.
+    tokens, sampled_tokens how many there are, in_loss: the loss mask (None unless asked for). row_sequence: the score's sequence,
+    -1 where it has no row.
     semantics, sampling: the distinct values of SEMANTICS and SAMPLING with their number of rows (``count``).
     """
 
@@ -113,18 +114,28 @@ def load(run: Run, steps: Steps, *, loss_mask: bool = False) -> Group:
     row_sequence = _lookup(keys, row_keys)
     logprobs, sampled = list_column(scores["logprobs"]), list_column(_nulls_are_sampled(sequences["sampled_mask"]))
     return Group(
-        attempt=integers(sequences["attempt"]), step=integers(sequences["step"]), ids=sequences["sequence_id"].combine_chunks(),
+        attempt=integers(sequences["attempt"]),
+        step=integers(sequences["step"]),
+        ids=sequences["sequence_id"].combine_chunks(),
         train=train,
-        response=list_lengths(sequences["response_tokens"]), prompt=list_lengths(sequences["prompt_tokens"]),
+        response=list_lengths(sequences["response_tokens"]),
+        prompt=list_lengths(sequences["prompt_tokens"]),
         sampled=sampled,
         sampled_tokens=_sampled_tokens(sequences["sampled_mask"], sequences["response_tokens"]),
         in_loss=list_column(_nulls_are_sampled(sequences["loss_mask"])) if loss_mask else None,
-        ranks=integers(sequences["rank"]) if loss_mask else np.zeros(0, np.int64), spans=spans,
-        row_sequence=row_sequence, source=source_codes(scores["source"]), update=integers(scores["update"]),
-        first_position=integers(scores["first_position"]), updates=integers(scores["policy_updates"]), logprobs=logprobs,
-        tokens=Tokens(logprobs.values, nulls(logprobs), flags(sampled)),
-        duplicate_sequences=duplicates, orphan_scores=int((row_sequence < 0).sum()),
-        semantics=_distinct(scores, SEMANTICS), sampling=_distinct(sequences.filter(pa.array(train)), SAMPLING),
+        ranks=integers(sequences["rank"]) if loss_mask else np.zeros(0, np.int64),
+        spans=spans,
+        row_sequence=row_sequence,
+        source=source_codes(scores["source"]),
+        update=integers(scores["update"]),
+        first_position=integers(scores["first_position"]),
+        updates=integers(scores["policy_updates"]),
+        logprobs=logprobs,
+        tokens=tokens_of(logprobs.values, nulls(logprobs), flags(sampled)),
+        duplicate_sequences=duplicates,
+        orphan_scores=int((row_sequence < 0).sum()),
+        semantics=_distinct(scores, SEMANTICS),
+        sampling=_distinct(sequences.filter(pa.array(train)), SAMPLING),
     )
 
 
@@ -188,10 +199,11 @@ def _sampled_tokens(mask: pa.ChunkedArray, response: pa.ChunkedArray) -> Array:
 
 def _nulls_are_sampled(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Null elements of a mask become True, as in the ``tokens`` view."""
-    chunks = []
-    for chunk in column.chunks:
-        if chunk.values.null_count:
-            mask = ~np.asarray(chunk.is_valid())
-            chunk = pa.ListArray.from_arrays(pa.array(np.asarray(chunk.offsets)), pc.fill_null(chunk.values, True), mask=pa.array(mask))
-        chunks.append(chunk)
-    return pa.chunked_array(chunks, type=column.type)
+    return pa.chunked_array([_filled(chunk) for chunk in column.chunks], type=column.type)
+
+
+def _filled(chunk: pa.ListArray) -> pa.ListArray:
+    if not chunk.values.null_count:
+        return chunk
+    offsets, missing = pa.array(np.asarray(chunk.offsets)), pa.array(~np.asarray(chunk.is_valid()))
+    return pa.ListArray.from_arrays(offsets, pc.fill_null(chunk.values, True), mask=missing)

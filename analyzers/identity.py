@@ -116,8 +116,13 @@ def _differences(a: ListColumn, b: ListColumn, a_start: Array, b_start: Array, l
 def _examples(links: pa.Table, wrong: Array, side: str, position: Array, engine: Array, trainer: Array) -> list[TokenMismatch]:
     return [
         TokenMismatch(
-            links["step"][i].as_py(), links["sequence_id"][i].as_py(), links["turn"][i].as_py(), side,
-            int(position[i]) if position[i] >= 0 else None, int(engine[i]), int(trainer[i]),
+            links["step"][i].as_py(),
+            links["sequence_id"][i].as_py(),
+            links["turn"][i].as_py(),
+            side,
+            int(position[i]) if position[i] >= 0 else None,
+            int(engine[i]),
+            int(trainer[i]),
         )
         for i in np.flatnonzero(wrong)[:EXAMPLES].tolist()
     ]

@@ -13,6 +13,9 @@ NO_BITS = np.zeros(0, np.uint8)
 """An absent validity bitmap: nothing is null."""
 
 
+_KINDS = {pa.float32(): np.float32, pa.int32(): np.int32}
+
+
 class ListColumn(NamedTuple):
     """A list column: row i is values[start[i]:][:length[i]].
 
@@ -45,7 +48,7 @@ def list_column(column: pa.ChunkedArray) -> ListColumn:
     if pa.types.is_boolean(items.type):
         values, shift = (np.frombuffer(data, np.uint8) if data is not None else NO_BITS), items.offset
     else:
-        kind = items.type.to_pandas_dtype()
+        kind = _KINDS[items.type]
         values = np.frombuffer(data, kind)[items.offset :] if data is not None else np.zeros(0, kind)
         shift = 0
     return ListColumn(values, shift, valid, items.offset, start, length)

@@ -32,7 +32,8 @@ class Measured:
 
     main: rollout against trainer (its ``trainer`` score where there is one, otherwise the first ``update`` score). floor: trainer against
     first update. routing: (``main`` or ``floor``, lag class) to its comparison. semantics, sampling: distinct rows of
-    ``grouping.SEMANTICS`` and ``SAMPLING`` with their counts. tokens: response tokens of train sequences; sampled: those that the policy sampled.
+    ``grouping.SEMANTICS`` and ``SAMPLING`` with their counts. tokens: response tokens of train sequences; sampled: those that the
+    policy sampled.
     """
 
     run: Run

@@ -67,7 +67,16 @@ class Joined:
 
     def add(self, other: Joined) -> None:
         """Take in the counts of another group of steps."""
-        for name in ("sequences", "joined", "without_rollout", "without_trainer", "without_both", "empty", "length_mismatches", "duplicate_scores"):
+        for name in (
+            "sequences",
+            "joined",
+            "without_rollout",
+            "without_trainer",
+            "without_both",
+            "empty",
+            "length_mismatches",
+            "duplicate_scores",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.examples = (self.examples + other.examples)[:EXAMPLES]
         self.unscored = (self.unscored + other.unscored)[:EXAMPLES]
@@ -106,7 +115,8 @@ def update_side(group: Group) -> Side:
 
 
 def _side(group: Group, chosen: Array, place: Array | None = None) -> Side:
-    """The best evaluation of each sequence among ``chosen``: least place, then least update; rows of equal position beyond the first are duplicates."""
+    """The best evaluation of each sequence among ``chosen``: least place, then least update; rows of equal position beyond the
+    first are duplicates."""
     rows = np.flatnonzero(chosen & (group.row_sequence >= 0))
     order = np.zeros(len(group.source), np.int64) if place is None else place
     rows = rows[np.lexsort((group.first_position[rows], group.update[rows], order[rows], group.row_sequence[rows]))]
@@ -123,7 +133,8 @@ def _side(group: Group, chosen: Array, place: Array | None = None) -> Side:
 
 
 def pair(group: Group, a: Side, b: Side, joined: Joined | None = None) -> Spans:
-    """Spans of the train sequences that ``a`` and ``b`` both cover; ``joined`` (where given) is filled with what joined and what did not."""
+    """Spans of the train sequences that ``a`` and ``b`` both cover; ``joined`` (where given) is filled with what joined and what
+    did not."""
     has_a, has_b = a.parts > 0, b.parts > 0
     both = np.flatnonzero(group.train & has_a & has_b)
     simple = (a.parts[both] == 1) & (b.parts[both] == 1)
@@ -136,8 +147,19 @@ def pair(group: Group, a: Side, b: Side, joined: Joined | None = None) -> Spans:
     whole = (group.first_position[ra] == 0) & (group.first_position[rb] == 0) & (la == want) & (lb == want) & ((mask < 0) | (mask == want))
     lag = np.where((group.updates[ra] == UNKNOWN) | (group.updates[rb] == UNKNOWN), UNKNOWN, group.updates[rb] - group.updates[ra])
     use = whole & (want > 0)
-    spans = _spans(group, quick[use], group.logprobs.start[ra[use]], group.logprobs.start[rb[use]], np.zeros(int(use.sum()), np.int64), want[use], lag[use], group.source[rb[use]])
-    mismatched = [_mismatch(group, int(s), int(x), int(y)) for s, x, y in zip(quick[~whole][:EXAMPLES], la[~whole], lb[~whole], strict=False)]
+    spans = _spans(
+        group,
+        quick[use],
+        group.logprobs.start[ra[use]],
+        group.logprobs.start[rb[use]],
+        np.zeros(int(use.sum()), np.int64),
+        want[use],
+        lag[use],
+        group.source[rb[use]],
+    )
+    mismatched = [
+        _mismatch(group, int(s), int(x), int(y)) for s, x, y in zip(quick[~whole][:EXAMPLES], la[~whole], lb[~whole], strict=False)
+    ]
     mismatches = int((~whole).sum())
     slow = [_pieces(group, a, b, int(sequence)) for sequence in both[~simple]]
     spans = _concatenate([spans, *[found for found in slow if isinstance(found, Spans)]])
@@ -147,20 +169,32 @@ def pair(group: Group, a: Side, b: Side, joined: Joined | None = None) -> Spans:
     return spans
 
 
-def _count(group: Group, joined: Joined, has_a: Array, has_b: Array, both: int, mismatches: int, examples: list[LengthMismatch], duplicates: int) -> None:
+def _count(
+    group: Group, joined: Joined, has_a: Array, has_b: Array, both: int, mismatches: int, examples: list[LengthMismatch], duplicates: int
+) -> None:
     train = group.train
     lacking = np.flatnonzero(train & ~(has_a & has_b) & (group.response != 0))
     steps, missing = np.unique(group.step[lacking], return_counts=True)
-    joined.add(Joined(
-        sequences=int(train.sum()), joined=both, without_rollout=int((train & has_b & ~has_a).sum()),
-        without_trainer=int((train & has_a & ~has_b).sum()), without_both=int((train & ~has_a & ~has_b).sum()),
-        empty=int((train & (group.response == 0)).sum()), length_mismatches=mismatches, duplicate_scores=duplicates, examples=examples[:EXAMPLES],
-        unscored=[(int(group.step[i]), str(group.ids[i])) for i in lacking[:EXAMPLES]],
-        unscored_by_step=dict(zip(steps.tolist(), missing.tolist(), strict=True)),
-    ))
+    joined.add(
+        Joined(
+            sequences=int(train.sum()),
+            joined=both,
+            without_rollout=int((train & has_b & ~has_a).sum()),
+            without_trainer=int((train & has_a & ~has_b).sum()),
+            without_both=int((train & ~has_a & ~has_b).sum()),
+            empty=int((train & (group.response == 0)).sum()),
+            length_mismatches=mismatches,
+            duplicate_scores=duplicates,
+            examples=examples[:EXAMPLES],
+            unscored=[(int(group.step[i]), str(group.ids[i])) for i in lacking[:EXAMPLES]],
+            unscored_by_step=dict(zip(steps.tolist(), missing.tolist(), strict=True)),
+        )
+    )
 
 
-def _spans(group: Group, sequence: Array, a_start: Array, b_start: Array, offset: Array, length: Array, lag: Array, b_source: Array) -> Spans:
+def _spans(
+    group: Group, sequence: Array, a_start: Array, b_start: Array, offset: Array, length: Array, lag: Array, b_source: Array
+) -> Spans:
     mask_start = np.where(group.sampled.length[sequence] >= 0, group.sampled.start[sequence] + offset, -1)
     return Spans(sequence, a_start, b_start, mask_start, offset, length, lag, b_source)
 
@@ -180,7 +214,12 @@ def _parts(group: Group, side: Side, sequence: int) -> list[tuple[int, int, int,
     """(first response position, one past the last, start in the values, policy updates) of each part."""
     rows = side.rows[side.first[sequence] :][: side.parts[sequence]]
     return [
-        (int(group.first_position[r]), int(group.first_position[r] + group.logprobs.length[r]), int(group.logprobs.start[r]), int(group.updates[r]))
+        (
+            int(group.first_position[r]),
+            int(group.first_position[r] + group.logprobs.length[r]),
+            int(group.logprobs.start[r]),
+            int(group.updates[r]),
+        )
         for r in rows
     ]
 

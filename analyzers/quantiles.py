@@ -1,10 +1,12 @@
 """Quantiles of non-negative float32 values: exact where the values are at hand, from a mergeable histogram otherwise.
 
-The histogram counts by the values' own bits: bin 0 is exactly 0, then 512 bins an octave from 2⁻⁴⁰ to 2⁸; the end bins take what is beyond.
+The histogram counts every ``STRIDE``-th value by its own bits without the lowest 14: 512 bins an octave, over the whole range of float32.
+Bin 0 holds 0 and what is below 2⁻¹³⁵.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,55 +14,80 @@ import numpy as np
 
 Array = Any
 
-LOWEST_EXPONENT, OCTAVES, BINS_PER_OCTAVE = -40, 48, 512
-BINS = OCTAVES * BINS_PER_OCTAVE + 1
+SHIFT = 14
+BINS_PER_OCTAVE = 1 << (23 - SHIFT)  # a float32 has 23 bits of mantissa
+BINS = 1 << (31 - SHIFT)
+STRIDE = 4
+
 SORT_BELOW = 4096
-"""Fewer values than this are sorted; more are narrowed down by the histogram first."""
-_SHIFT = 23 - 9  # a float32 has 23 bits of mantissa; 512 bins an octave keep 9 of them
-_BASE = (127 + LOWEST_EXPONENT) * BINS_PER_OCTAVE
+"""Fewer values than this are sorted; from more, only those near the wanted rank."""
+SAMPLE = 64
+"""One value of this many brackets a rank."""
+DEVIATIONS = 6.0
+"""Half-width of the bracket in standard deviations of the sample's rank; a bracket that misses (values in some order) is widened to all."""
 
 
-def histogram_of(values: Array) -> tuple[Array, Array]:
-    """Bin of each value, and the values in each bin."""
-    bins = (values.view(np.uint32) >> np.uint32(_SHIFT)).view(np.int32)
-    np.subtract(bins, _BASE - 1, out=bins)
-    np.clip(bins, 1, BINS - 1, out=bins)
-    zeros = len(values) - np.count_nonzero(values)
-    if zeros:
-        bins[values == 0] = 0
-    return bins, np.bincount(bins, minlength=BINS)
+def count(values: Array, histogram: Array) -> None:
+    """Add a part of non-negative float32 ``values`` to ``histogram`` (BINS)."""
+    bins = np.ascontiguousarray(values[::STRIDE]).view(np.uint32) >> np.uint32(SHIFT)
+    if len(bins):
+        low = int(bins.min())
+        found = np.bincount((bins - np.uint32(low)).view(np.int32))
+        histogram[low : low + len(found)] += found
 
 
-def order_statistics(values: Array, ranks: Array, bins: Array, histogram: Array) -> Array:
-    """The ranks[k]-th smallest of ``values``, exactly: the histogram says which bin holds a rank, and only its values are sorted."""
-    if len(values) <= SORT_BELOW:
-        return np.sort(values)[ranks]
-    upto = np.cumsum(histogram)
-    found = np.empty(len(ranks), np.float32)
-    wanted = np.searchsorted(upto, ranks, side="right")
-    for b in np.unique(wanted).tolist():
-        mine = wanted == b
-        if b == 0:
-            found[mine] = 0.0
-            continue
-        within = np.sort(values[bins == b])
-        found[mine] = within[ranks[mine] - (upto[b] - histogram[b])]
+def exact_quantiles(values: Array, shares: Sequence[float]) -> list[float]:
+    """Quantiles (of ascending ``shares``) by linear interpolation between order statistics (numpy's default, DuckDB's quantile_cont).
+    ``values`` must not be empty.
+
+    Exact: a sorted sample brackets the rank, and the values within the bracket are sorted.
+    """
+    n = len(values)
+    sample = np.sort(values if n <= SORT_BELOW else values[::SAMPLE])
+    found, below, everything = [], 0, values  # ``values`` shrinks to its tail; ``below`` is what was cut off
+    for share in shares:
+        place = share * (n - 1)
+        rank = math.floor(place)
+        if n <= SORT_BELOW:
+            under, over = sample[rank], sample[min(rank + 1, n - 1)]
+        else:
+            low, high = _bracket(sample, share)
+            if (1 - share) * n < len(values) / 4:
+                values, before = values[values >= low], len(values)
+                below += before - len(values)
+            if rank >= below:
+                under, over = _neighbours(values, rank - below, low, high)
+            else:  # the cut was too high
+                under, over = np.sort(everything)[[rank, min(rank + 1, n - 1)]]
+        found.append(float(under) + (float(over) - float(under)) * (place - rank))
     return found
 
 
-def exact_quantiles(values: Array, shares: Sequence[float], bins: Array, histogram: Array) -> list[float]:
-    """Quantiles by linear interpolation between order statistics (numpy's default, DuckDB's quantile_cont). ``values`` must not be empty."""
-    place = np.array(shares) * (len(values) - 1)
-    low = np.floor(place).astype(np.int64)
-    ranks = np.concatenate([low, np.minimum(low + 1, len(values) - 1)])
-    at = order_statistics(values, ranks, bins, histogram).astype(np.float64)
-    under, over = at[: len(low)], at[len(low) :]
-    return [float(q) for q in under + (over - under) * (place - low)]
+def _bracket(sample: Array, share: float) -> tuple[np.float32, np.float32]:
+    """Values between which the quantile almost surely lies, from a sorted sample."""
+    margin = math.ceil(DEVIATIONS * math.sqrt(len(sample) * share * (1 - share))) + 2
+    middle = round(share * (len(sample) - 1))
+    low = sample[middle - margin] if middle >= margin else np.float32(0)
+    high = sample[middle + margin] if middle + margin < len(sample) else np.float32(np.inf)
+    return low, high
+
+
+def _neighbours(values: Array, rank: int, low: np.float32, high: np.float32) -> tuple[float, float]:
+    """The rank-th and the next smallest of ``values`` (the same one at the end), looked for between ``low`` and ``high`` first."""
+    last = len(values) - 1
+    above = values >= low
+    below = len(values) - int(np.count_nonzero(above))
+    inside = values[above & (values <= high)]
+    if low < high:  # otherwise one value, perhaps most of all: nothing to sort
+        inside = np.sort(inside)
+    if rank < below or below + len(inside) <= min(rank + 1, last):
+        below, inside = 0, np.sort(values)
+    return inside[rank - below], inside[min(rank + 1, last) - below]
 
 
 class Distribution:
-    """Values that are added part by part. Exact while at most ``KEEP`` of them are kept; beyond that a quantile is the middle of its bin,
-    off by at most 0.1 %."""
+    """Values that are added part by part. Exact while at most ``KEEP`` of them are kept; beyond that a quantile is the middle of its bin in
+    the histogram of every ``STRIDE``-th value: off by at most 0.1 % and the error of that sample."""
 
     KEEP = 8 << 20
     RELATIVE_ERROR = 1 / (2 * BINS_PER_OCTAVE)
@@ -94,15 +121,12 @@ class Distribution:
         if self._size == 0:
             return [None] * len(shares)
         if self._kept is not None:
-            values = np.concatenate(self._kept)
-            return [*exact_quantiles(values, shares, *histogram_of(values))]
+            return [*exact_quantiles(np.concatenate(self._kept), shares)]
         upto = np.cumsum(self.histogram)
-        return [bin_middle(int(np.searchsorted(upto, share * (self._size - 1), side="right"))) for share in shares]
+        return [bin_middle(int(np.searchsorted(upto, share * (upto[-1] - 1), side="right"))) for share in shares]
 
 
 def bin_middle(index: int) -> float:
-    """The value in the middle of a histogram bin; bin 0 is exactly 0."""
-    if index == 0:
-        return 0.0
-    low, high = (float(np.uint32((index - 1 + _BASE + side) << _SHIFT).view(np.float32)) for side in (0, 1))
-    return (low + high) / 2
+    """The value in the middle of a histogram bin; 0 for bin 0."""
+    low, high = (float(np.uint32((index + side) << SHIFT).view(np.float32)) for side in (0, 1))
+    return (low + high) / 2 if index else 0.0

@@ -53,21 +53,24 @@ def report_queries(measured: Measured) -> dict[str, str]:
     part, note = "", ""
     if measured.tokens > QUERYABLE_TOKENS and len(steps) > 1:
         count = max(1, len(steps) * QUERYABLE_TOKENS // measured.tokens)
-        part, note = f" AND step BETWEEN {steps[0]} AND {steps[count - 1]}", " (a range of steps that fits into memory; change it for others)"
+        part, note = (
+            f" AND step BETWEEN {steps[0]} AND {steps[count - 1]}",
+            " (a range of steps that fits into memory; change it for others)",
+        )
     queries = {
-        f"Metrics by step{note}":
-            f"SELECT attempt, step, lag, {METRICS_SQL}\n{TOKENS_SQL.format(more=part + whole)}\nGROUP BY attempt, step, lag\nORDER BY attempt, step, lag",
-        f"Metrics over the run at {'equal' if lag == 'lag = 0' else 'unknown'} policy version{note}":
-            f"SELECT {METRICS_SQL}\n{TOKENS_SQL.format(more=f' AND {lag}' + part + whole)}",
-        f"Tokens that differ most{note}":
-            "SELECT step, sequence_id, position, token_id, rollout_logp, trainer_logp, delta\n"
-            f"{TOKENS_SQL.format(more=f' AND {lag}' + part + whole)}\nORDER BY abs(delta) DESC\nLIMIT 20",
+        f"Metrics by step{note}": f"SELECT attempt, step, lag, {METRICS_SQL}\n{TOKENS_SQL.format(more=part + whole)}\nGROUP "
+        f"BY attempt, step, lag\nORDER BY attempt, step, lag",
+        f"Metrics over the run at {'equal' if lag == 'lag = 0' else 'unknown'} policy version{note}": f"SELECT "
+        f"{METRICS_SQL}\n{TOKENS_SQL.format(more=f' AND {lag}' + part + whole)}",
+        f"Tokens that differ most{note}": "SELECT step, sequence_id, position, token_id, rollout_logp, trainer_logp, delta\n"
+        f"{TOKENS_SQL.format(more=f' AND {lag}' + part + whole)}\nORDER BY abs(delta) DESC\nLIMIT 20",
     }
     if measured.routing_at().joined:
         source = "trainer" if measured.routing_at().sources.get("trainer") else "update"
         rows = ROUTING_SQL.format(source=source, lag=lag) + part
         queries[f"Routing by layer{note}"] = (
-            f"SELECT layer, count(*) AS tokens, avg(differs::INT) AS disagreement, sum(overlap) / sum(top_k) AS overlap\n{rows}\nGROUP BY layer\nORDER BY layer"
+            f"SELECT layer, count(*) AS tokens, avg(differs::INT) AS disagreement, sum(overlap) / sum(top_k) AS "
+            f"overlap\n{rows}\nGROUP BY layer\nORDER BY layer"
         )
         queries[f"Routing by step{note}"] = (
             "SELECT step, count(*) AS tokens, sum(differing) / sum(layers) AS disagreement, avg((differing > 0)::INT) AS any_layer\n"

@@ -62,12 +62,25 @@ def common(x: Any, y: Any, top_k: int) -> int:
 
 
 def overlap_bytes(
-    a: Array, b: Array, a_start: Array, b_start: Array, tokens: Array, a_layers: int, b_layers: int,
-    a_slot: Array, b_slot: Array, top_k: int, num_experts: int, layer_counts: Array, flags: Array, flag_start: Array,
+    a: Array,
+    b: Array,
+    a_start: Array,
+    b_start: Array,
+    tokens: Array,
+    a_layers: int,
+    b_layers: int,
+    a_slot: Array,
+    b_slot: Array,
+    top_k: int,
+    num_experts: int,
+    layer_counts: Array,
+    flags: Array,
+    flag_start: Array,
 ) -> None:
     """Overlap of one-byte ids with top_k <= 8, eight ids at a time (SIMD within a register).
 
-    Pair i compares tokens[i] token rows from byte a_start[i] of ``a`` and b_start[i] of ``b``. A token row holds a_layers (b_layers) layers of
+    Pair i compares tokens[i] token rows from byte a_start[i] of ``a`` and b_start[i] of ``b``. A token row holds a_layers
+    (b_layers) layers of
     top_k ids; compared layer l is layer a_slot[l] of ``a`` and b_slot[l] of ``b``. Adds to layer_counts (layers, LAYER_COUNTS) and
     sets flags[flag_start[i] + t] (int8) to SAME, DIFFERS (some layer differs) or UNKNOWN (no layer differs, some are invalid).
     """
@@ -106,8 +119,20 @@ def count_row(counts: Array, flag: int, bad_a: bool, bad_b: bool, shared: int, t
 
 
 def overlap_any(
-    a: Array, b: Array, a_start: Array, b_start: Array, tokens: Array, a_layers: int, b_layers: int,
-    a_slot: Array, b_slot: Array, top_k: int, num_experts: int, layer_counts: Array, flags: Array, flag_start: Array,
+    a: Array,
+    b: Array,
+    a_start: Array,
+    b_start: Array,
+    tokens: Array,
+    a_layers: int,
+    b_layers: int,
+    a_slot: Array,
+    b_slot: Array,
+    top_k: int,
+    num_experts: int,
+    layer_counts: Array,
+    flags: Array,
+    flag_start: Array,
 ) -> None:
     """As ``overlap_bytes`` for any top_k and for ids of one or two bytes (uint8 or uint16; starts count ids)."""
     stamp_a = np.zeros(num_experts, np.int64)  # the last row of a that chose this expert
@@ -140,8 +165,20 @@ def overlap_any(
 
 
 def overlap_vectorised(
-    a: Array, b: Array, a_start: Array, b_start: Array, tokens: Array, a_layers: int, b_layers: int,
-    a_slot: Array, b_slot: Array, top_k: int, num_experts: int, layer_counts: Array, flags: Array, flag_start: Array,
+    a: Array,
+    b: Array,
+    a_start: Array,
+    b_start: Array,
+    tokens: Array,
+    a_layers: int,
+    b_layers: int,
+    a_slot: Array,
+    b_slot: Array,
+    top_k: int,
+    num_experts: int,
+    layer_counts: Array,
+    flags: Array,
+    flag_start: Array,
 ) -> None:
     """As ``overlap_any`` in whole-array operations: quick without compiling, for small runs, and the reference for the kernels."""
     for i in range(tokens.shape[0]):
@@ -151,7 +188,14 @@ def overlap_vectorised(
         usable = ~(bad_a | bad_b)
         shared = (x[..., :, None] == y[..., None, :]).any(-1).sum(-1)
         differs = usable & (shared < top_k)
-        for column, cells in ((ROWS, usable), (DIFFERING, differs), (SHARED_EXPERTS, shared * usable), (EXPERTS, top_k * usable), (INVALID_A, bad_a), (INVALID_B, bad_b)):
+        for column, cells in (
+            (ROWS, usable),
+            (DIFFERING, differs),
+            (SHARED_EXPERTS, shared * usable),
+            (EXPERTS, top_k * usable),
+            (INVALID_A, bad_a),
+            (INVALID_B, bad_b),
+        ):
             layer_counts[:, column] += cells.sum(0)
         flags[flag_start[i] :][: tokens[i]] = np.where(differs.any(1), DIFFERS, np.where(usable.all(1), SAME, UNKNOWN))
 

@@ -27,7 +27,19 @@ CHUNK_BYTES = 192 << 20
 
 NAMES = {ROLLOUT: "rollout", TRAINER: "trainer", UPDATE: "update", OTHER: "other"}
 
-_INDEX = ("attempt", "step", "sequence_id", "source", "update", "first_position", "tokens", "layer_ids", "top_k", "num_experts", "policy_updates")
+_INDEX = (
+    "attempt",
+    "step",
+    "sequence_id",
+    "source",
+    "update",
+    "first_position",
+    "tokens",
+    "layer_ids",
+    "top_k",
+    "num_experts",
+    "policy_updates",
+)
 
 
 class InvalidBlob(NamedTuple):
@@ -45,7 +57,8 @@ class RoutingPass:
     """What one comparison of routings comes to, at equal policy version.
 
     layers: (attempt, step, layer) to counts (``routing_kernel`` columns). tokens: (attempt, step) to (token positions compared,
-    those with any layer differing). sources: second side's source to sequences. effect[f]: (tokens, Σ|Δ|, Σk3) of response tokens whose forward had no (0) or some (1) layer differing.
+    those with any layer differing). sources: second side's source to sequences. effect[f]: (tokens, Σ|Δ|, Σk3) of response tokens
+    whose forward had no (0) or some (1) layer differing.
     """
 
     layers: dict[tuple[int, int, int], Array] = field(default_factory=dict)
@@ -67,7 +80,15 @@ class RoutingPass:
             for key, counts in theirs.items():
                 mine[key] = mine[key] + counts if key in mine else counts  # type: ignore[index,assignment]
         self.effect = self.effect + other.effect
-        for name in ("sequences", "joined", "other_version", "unknown_version", "different_shape", "without_sequence", "invalid_blob_count"):
+        for name in (
+            "sequences",
+            "joined",
+            "other_version",
+            "unknown_version",
+            "different_shape",
+            "without_sequence",
+            "invalid_blob_count",
+        ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         for source, count in other.sources.items():
             self.sources[source] = self.sources.get(source, 0) + count
@@ -118,7 +139,9 @@ Sources = tuple[tuple[int, ...], tuple[int, ...]]
 """The two sides, each a preference order of sources; within a source the first update counts."""
 
 
-def measure_routing(run: Run, kernels: Kernels, group: Group, steps: Steps, comparisons: dict[str, tuple[Sources, Spans]]) -> dict[tuple[str, str], RoutingPass]:
+def measure_routing(
+    run: Run, kernels: Kernels, group: Group, steps: Steps, comparisons: dict[str, tuple[Sources, Spans]]
+) -> dict[tuple[str, str], RoutingPass]:
     """Compare the routings of one group of steps.
 
     comparisons: name to the two sides and the token spans to which the effect on |Δ| is attributed. The result is keyed by that
@@ -129,7 +152,10 @@ def measure_routing(run: Run, kernels: Kernels, group: Group, steps: Steps, comp
         broken = _broken(group, rows)
         for name, (sides, spans) in comparisons.items():
             equal = found[name, "equal"]
-            equal.invalid_blobs, equal.invalid_blob_count = (equal.invalid_blobs + broken)[:EXAMPLES], equal.invalid_blob_count + len(broken)
+            equal.invalid_blobs, equal.invalid_blob_count = (
+                (equal.invalid_blobs + broken)[:EXAMPLES],
+                equal.invalid_blob_count + len(broken),
+            )
             equal.without_sequence += int((rows.sequence < 0).sum())
             items = _items(group, rows, sides, found, name)
             for lag, chosen in items.items():
@@ -154,7 +180,10 @@ def _chunks(run: Run, group: Group, steps: Steps) -> Any:
         ids = pc.unique(here["sequence_id"])
         for part in range(parts):
             wanted = ids.take(pa.array(np.arange(part, len(ids), parts)))
-            yield _rows(group, run.read("routing", (*_INDEX, "experts"), steps=(int(number), int(number)), filters=pc.field("sequence_id").isin(wanted)))
+            yield _rows(
+                group,
+                run.read("routing", (*_INDEX, "experts"), steps=(int(number), int(number)), filters=pc.field("sequence_id").isin(wanted)),
+            )
 
 
 def _rows(group: Group, table: pa.Table) -> _Rows:
@@ -162,11 +191,18 @@ def _rows(group: Group, table: pa.Table) -> _Rows:
     offsets = np.frombuffer(experts.buffers()[1], np.int32)[experts.offset :][: len(experts) + 1].astype(np.int64)
     data = experts.buffers()[2]
     return _Rows(
-        sequence=locate(group, table), source=source_codes(table["source"]), update=integers(table["update"]), first=integers(table["first_position"]),
-        tokens=integers(table["tokens"]), updates=integers(table["policy_updates"]),
+        sequence=locate(group, table),
+        source=source_codes(table["source"]),
+        update=integers(table["update"]),
+        first=integers(table["first_position"]),
+        tokens=integers(table["tokens"]),
+        updates=integers(table["policy_updates"]),
         layers=[tuple(layers) if layers is not None else () for layers in table["layer_ids"].to_pylist()],
-        top_k=integers(table["top_k"]), num_experts=integers(table["num_experts"]),
-        data=np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8), start=offsets[:-1], size=np.diff(offsets),
+        top_k=integers(table["top_k"]),
+        num_experts=integers(table["num_experts"]),
+        data=np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8),
+        start=offsets[:-1],
+        size=np.diff(offsets),
     )
 
 
@@ -176,7 +212,13 @@ def _expected(rows: _Rows, row: int) -> int:
 
 def _broken(group: Group, rows: _Rows) -> list[InvalidBlob]:
     return [
-        InvalidBlob(int(group.step[rows.sequence[r]]), str(group.ids[rows.sequence[r]]), NAMES[int(rows.source[r])], _expected(rows, r), int(rows.size[r]))
+        InvalidBlob(
+            int(group.step[rows.sequence[r]]),
+            str(group.ids[rows.sequence[r]]),
+            NAMES[int(rows.source[r])],
+            _expected(rows, r),
+            int(rows.size[r]),
+        )
         for r in range(len(rows.sequence))
         if rows.sequence[r] >= 0 and rows.size[r] != _expected(rows, r)
     ]
@@ -190,7 +232,12 @@ def _items(group: Group, rows: _Rows, sides: Sources, found: dict[tuple[str, str
         if not group.train[sequence]:
             continue
         found[name, "equal"].sequences += 1
-        pairs = [(a, b) for a in a_rows.get(sequence, ()) for b in b_rows.get(sequence, ()) if rows.size[a] == _expected(rows, a) and rows.size[b] == _expected(rows, b)]
+        pairs = [
+            (a, b)
+            for a in a_rows.get(sequence, ())
+            for b in b_rows.get(sequence, ())
+            if rows.size[a] == _expected(rows, a) and rows.size[b] == _expected(rows, b)
+        ]
         for a, b in pairs:
             updates = int(rows.updates[a]), int(rows.updates[b])
             lag = "unknown" if UNKNOWN in updates else "equal" if updates[0] == updates[1] else "other"
@@ -228,13 +275,17 @@ def _compare(kernels: Kernels, group: Group, rows: _Rows, items: list[_Item], sp
     layouts: dict[tuple[Any, ...], list[_Item]] = {}
     for item in items:
         place = int(group.attempt[item.sequence]), int(group.step[item.sequence])
-        layouts.setdefault((place, rows.layers[item.a], rows.layers[item.b], int(rows.top_k[item.a]), int(rows.num_experts[item.a])), []).append(item)
+        layouts.setdefault(
+            (place, rows.layers[item.a], rows.layers[item.b], int(rows.top_k[item.a]), int(rows.num_experts[item.a])), []
+        ).append(item)
     flags: dict[int, tuple[int, Array]] = {}  # sequence to its first absolute position and its tokens' flags
     sources = {item.sequence: int(rows.source[item.b]) for item in items}
     for (place, layers_a, layers_b, top_k, num_experts), members in layouts.items():
         common = [layer for layer in layers_a if layer in layers_b]
         counts = np.zeros((len(common), rk.LAYER_COUNTS), np.int64)
-        for item, item_flags in zip(members, _run(kernels, rows, members, layers_a, layers_b, common, top_k, num_experts, counts), strict=True):
+        for item, item_flags in zip(
+            members, _run(kernels, rows, members, layers_a, layers_b, common, top_k, num_experts, counts), strict=True
+        ):
             flags[item.sequence] = _merge_flags(flags.get(item.sequence), (item.low, item_flags))
         for layer, row in zip(common, counts, strict=True):
             key = (*place, layer)
@@ -249,7 +300,15 @@ def _compare(kernels: Kernels, group: Group, rows: _Rows, items: list[_Item], sp
 
 
 def _run(
-    kernels: Kernels, rows: _Rows, items: list[_Item], layers_a: tuple[int, ...], layers_b: tuple[int, ...], common: list[int], top_k: int, num_experts: int, counts: Array
+    kernels: Kernels,
+    rows: _Rows,
+    items: list[_Item],
+    layers_a: tuple[int, ...],
+    layers_b: tuple[int, ...],
+    common: list[int],
+    top_k: int,
+    num_experts: int,
+    counts: Array,
 ) -> list[Array]:
     """Flags of each item's tokens; adds to ``counts``."""
     wide = schema.expert_bytes(num_experts)
@@ -296,7 +355,9 @@ def _attribute(
 
     Only where routing and log-probability come from the same evaluation: ``sources`` is the routing's, by sequence.
     """
-    same = np.array([sources.get(sequence) == source for sequence, source in zip(spans.sequence.tolist(), spans.b_source.tolist(), strict=True)], bool)
+    same = np.array(
+        [sources.get(sequence) == source for sequence, source in zip(spans.sequence.tolist(), spans.b_source.tolist(), strict=True)], bool
+    )
     chosen = np.flatnonzero(same & (spans.lag == (0 if lag == "equal" else UNKNOWN)))
     if len(chosen) == 0:
         return
@@ -311,8 +372,10 @@ def _attribute(
             if high > low:
                 piece[low:high] = own[low + shift : high + shift]
         pieces.append(piece)
-    logprobs, missing, sampled = group.tokens
-    for a, b, mask, length, piece in zip(spans.a_start.tolist(), spans.b_start.tolist(), spans.mask_start.tolist(), spans.length.tolist(), pieces, strict=True):
+    logprobs, missing, sampled = group.tokens.logprobs, group.tokens.missing, group.tokens.sampled
+    for a, b, mask, length, piece in zip(
+        spans.a_start.tolist(), spans.b_start.tolist(), spans.mask_start.tolist(), spans.length.tolist(), pieces, strict=True
+    ):
         d = logprobs[b : b + length].astype(np.float64) - logprobs[a : a + length]
         usable = np.isfinite(d) & (piece != rk.UNKNOWN)
         if missing is not None:

@@ -18,8 +18,12 @@ from rlaudit.analyzers import token_sums as ts
 Array = Any
 
 QUANTILES: dict[str, tuple[str, float]] = {
-    "logp_diff_p50": ("logp", 0.5), "logp_diff_p90": ("logp", 0.9), "logp_diff_p99": ("logp", 0.99), "logp_diff_p999": ("logp", 0.999),
-    "prob_diff_p50": ("prob", 0.5), "prob_diff_p99": ("prob", 0.99),
+    "logp_diff_p50": ("logp", 0.5),
+    "logp_diff_p90": ("logp", 0.9),
+    "logp_diff_p99": ("logp", 0.99),
+    "logp_diff_p999": ("logp", 0.999),
+    "prob_diff_p50": ("prob", 0.5),
+    "prob_diff_p99": ("prob", 0.99),
 }
 """Metric name to the distribution it is a quantile of (|Δ log p| or |Δp|) and which one."""
 
@@ -39,7 +43,7 @@ class TokenStats:
     def of(cls, measured: ts.Measured) -> TokenStats:
         """From one measurement whose spans are one sequence each."""
         spans = measured.spans
-        rows = np.stack([spans.n, spans.w1, spans.size, -spans.d, spans.k3])
+        rows = np.stack([spans.n, spans.d + spans.k3, spans.size, -spans.d, spans.k3])
         # Spans are few beside tokens; einsum keeps BLAS from starting threads for them.
         return cls(measured.sums, int(np.count_nonzero(spans.n)), np.einsum("in,jn->ij", rows, rows))
 
@@ -64,21 +68,31 @@ class TokenStats:
         n, s = self.tokens, self.sums
         if n == 0:
             return {}
-        w1 = s.total[ts.W1] / n
+        w1 = s.mean[ts.D] + s.total[ts.K3] / n
         found = {
-            "pearson_prob": pearson(s.squares[ts.P], s.squares[ts.Q], s.cross[0], s.mean[ts.P], n),
-            "pearson_logp": pearson(s.squares[ts.X], s.squares[ts.Y], s.cross[1], s.mean[ts.X], n),
-            "prob_diff_mean": s.mean[ts.DIFF], "prob_diff_std": deviation(s.squares[ts.DIFF], n), "prob_diff_max": s.largest[1],
-            "logp_diff_mean": s.mean[ts.SIZE], "logp_diff_std": deviation(s.squares[ts.SIZE], n), "logp_diff_max": s.largest[0],
-            "k1": 0.0 - s.total[ts.D] / n, "k3": s.total[ts.K3] / n,
-            "ratio_mean": 1.0 + w1, "ratio_gt2": s.counts.beyond_2 / n,
+            "pearson_prob": pearson(s, ts.P, ts.T, s.cross[0]),
+            "pearson_logp": pearson(s, ts.X, ts.D, s.cross[1]),
+            "prob_diff_mean": s.mean[ts.DIFF],
+            "prob_diff_std": deviation(s.squares[ts.DIFF], n),
+            "prob_diff_max": s.largest[1],
+            "logp_diff_mean": s.mean[ts.SIZE],
+            "logp_diff_std": deviation(s.squares[ts.SIZE], n),
+            "logp_diff_max": s.largest[0],
+            "k1": 0.0 - s.mean[ts.D],
+            "k3": s.total[ts.K3] / n,
+            "ratio_mean": 1.0 + w1,
+            "ratio_gt2": s.counts.beyond_2 / n,
             "ess": (1.0 + w1) ** 2 / (1.0 + 2.0 * w1 + s.total[ts.W1_SQUARED] / n),
         }
         return {name: finite(value) for name, value in {**found, **(quantiles or {})}.items()}
 
     def ratio_mean_error(self) -> float | None:
         """Standard error of ``ratio_mean`` with the sequence as the unit (see ``clustered_error``)."""
-        return clustered_error(self.products, W1, N, self.sums.total[ts.W1], float(self.tokens), self.clusters)
+        return clustered_error(self.products, W1, N, self._total_w1(), float(self.tokens), self.clusters)
+
+    def _total_w1(self) -> float:
+        """Sum of w - 1 = Δ + k3."""
+        return float(self.sums.mean[ts.D] * self.tokens + self.sums.total[ts.K3])
 
     def logp_diff_error(self) -> float | None:
         """Clustered standard error of ``logp_diff_mean``."""
@@ -86,7 +100,7 @@ class TokenStats:
 
     def k3_over_k1(self) -> tuple[float, float] | None:
         """k3/k1 and its clustered standard error; None without a positive k1."""
-        k1, k3 = -self.sums.total[ts.D], self.sums.total[ts.K3]
+        k1, k3 = -self.sums.mean[ts.D] * self.tokens, self.sums.total[ts.K3]
         error = clustered_error(self.products, K3, K1, k3, k1, self.clusters) if k1 > 0 else None
         return None if error is None else (float(k3 / k1), error)
 
@@ -95,7 +109,8 @@ def clustered_error(products: Array, top: int, base: int, total: float, base_tot
     """Standard error of the ratio R = Σs/Σn of sums over independent clusters (here: sequences), by linearisation:
     sqrt(G/(G-1) · Σ(s - R n)²) / |Σn|, the cluster-robust (sandwich) variance of Liang and Zeger (1986).
 
-    top, base: rows of ``products`` (sums over clusters of products) that s and n are. None for fewer than two clusters, an empty base or overflow.
+    top, base: rows of ``products`` (sums over clusters of products) that s and n are. None for fewer than two clusters, an empty
+    base or overflow.
     """
     if clusters < 2 or base_total == 0:
         return None
@@ -104,12 +119,17 @@ def clustered_error(products: Array, top: int, base: int, total: float, base_tot
     return finite(math.sqrt(max(spread, 0.0) * clusters / (clusters - 1)) / abs(base_total)) if math.isfinite(spread) else None
 
 
-def pearson(xx: float, yy: float, xy: float, mean: float, n: int) -> float | None:
-    """Pearson correlation from centred sums; None where a side doesn't vary beyond rounding (scipy.stats.pearsonr warns there)."""
-    floor = n * (4 * np.finfo(np.float64).eps * mean) ** 2
-    if n < 2 or xx <= floor or yy <= floor:
+def pearson(sums: ts.Sums, first: int, change: int, product: float) -> float | None:
+    """Pearson correlation of a quantity u (row ``first``) with u + v (v: row ``change``; product: their centred sum of products).
+
+    None where a side doesn't vary beyond rounding (scipy.stats.pearsonr warns there).
+    """
+    u, v = float(sums.squares[first]), float(sums.squares[change])
+    other = u + 2.0 * product + v
+    rounding = 1e-14 * (u + v) + sums.n * (4 * np.finfo(np.float64).eps * float(sums.mean[first])) ** 2
+    if sums.n < 2 or u <= rounding or other <= rounding:
         return None
-    return finite(min(1.0, max(-1.0, xy / (math.sqrt(xx) * math.sqrt(yy)))))
+    return finite(min(1.0, max(-1.0, (u + product) / (math.sqrt(u) * math.sqrt(other)))))
 
 
 def deviation(squares: float, n: int) -> float | None:

@@ -16,7 +16,8 @@ K3_WARN = 0.01
 
 RATIO_MEAN_LOW, RATIO_MEAN_HIGH = 0.9, 1.1
 """Mean importance ratio outside which the rollout's log-probabilities are not the law that sampled (if its interval lies outside too).
-Healthy is 0.99-1.01; verl's rollout-correction health check flags outside 0.5-2, too wide for a temperature of 0.7 (1.2) or a top-p of 0.9 (0.94)."""
+Healthy is 0.99-1.01; verl's rollout-correction health check flags outside 0.5-2, too wide for a temperature of 0.7 (1.2) or a
+top-p of 0.9 (0.94)."""
 
 K3_K1_LOW, K3_K1_HIGH = 0.5, 2.0
 """k3/k1 outside which two valid laws of the same tokens are doubtful; healthy runs show 0.98-1.04 (dynamo's verl recipe)."""
@@ -33,7 +34,8 @@ In float32 an exact 0 means p = 1 to 24 bits; healthy runs have none that the ot
 
 ROUTING_EFFECT_NAMED = 2.0
 """Mean |Δ log p| of tokens with a routing difference over that of the others, from which routing is named as a part of a difference
-above the line. Near-tie flips give a heavy tail (arXiv 2510.11370, IcePop); 2 is rlaudit's own choice. About 0.10 of routers differing without
+above the line. Near-tie flips give a heavy tail (arXiv 2510.11370, IcePop); 2 is rlaudit's own choice. About 0.10 of routers
+differing without
 replay is normal there, so the share alone is never a warning."""
 
 MISSING_SHARE_WARN = 0.01

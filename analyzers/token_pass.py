@@ -11,7 +11,7 @@ import numpy as np
 from rlaudit.analyzers import token_sums as ts
 from rlaudit.analyzers.grouping import UNKNOWN, Group
 from rlaudit.analyzers.pairing import Spans
-from rlaudit.analyzers.quantiles import Distribution, exact_quantiles, histogram_of
+from rlaudit.analyzers.quantiles import Distribution, exact_quantiles
 from rlaudit.analyzers.statistics import QUANTILES, TokenStats
 
 Array = Any
@@ -90,7 +90,10 @@ def measure_spans(group: Group, spans: Spans) -> TokenPass:
         mine = Spans(*(column[members] for column in spans))
         measured = ts.measure(group.tokens, mine.a_start, mine.b_start, mine.mask_start, mine.length)
         kinds = found.distributions.setdefault(lag_class(key.lag), {"logp": Distribution(), "prob": Distribution()})
-        quantiles = {**_quantiles(measured.sizes, "logp", kinds), **_quantiles(measured.differences, "prob", kinds)}
+        quantiles = {
+            **_quantiles(measured.sizes, measured.size_histogram, "logp", kinds),
+            **_quantiles(measured.differences, measured.difference_histogram, "prob", kinds),
+        }
         found.by_key[key] = (TokenStats.of(measured), quantiles)
         if lag_class(key.lag) != "other":
             found.worst += _worst(group, mine, measured.spans)
@@ -107,17 +110,18 @@ def _by_key(group: Group, spans: Spans) -> list[tuple[Key, Array]]:
     number = number.reshape(-1)
     order = np.argsort(number, kind="stable")
     members = np.split(order, np.cumsum(np.bincount(number))[:-1])
-    return [(Key(int(a), int(s), None if lag == UNKNOWN else int(lag)), mine) for (a, s, lag), mine in zip(distinct.T, members, strict=True)]
+    return [
+        (Key(int(a), int(s), None if lag == UNKNOWN else int(lag)), mine) for (a, s, lag), mine in zip(distinct.T, members, strict=True)
+    ]
 
 
-def _quantiles(values: Array, kind: str, kinds: dict[str, Distribution]) -> dict[str, float | None]:
+def _quantiles(values: Array, histogram: Array, kind: str, kinds: dict[str, Distribution]) -> dict[str, float | None]:
     """Exact quantiles of ``values``, which the distribution of that kind takes in."""
     wanted = [(metric, share) for metric, (of, share) in QUANTILES.items() if of == kind]
     if len(values) == 0:
         return dict.fromkeys((metric for metric, _ in wanted), None)
-    bins, histogram = histogram_of(values)
     kinds[kind].add(values, histogram)
-    found = exact_quantiles(values, [share for _, share in wanted], bins, histogram)
+    found = exact_quantiles(values, [share for _, share in wanted])
     return {metric: value for (metric, _), value in zip(wanted, found, strict=True)}
 
 
@@ -131,7 +135,7 @@ def _worst(group: Group, spans: Spans, sums: ts.SpanSums) -> list[WorstSpan]:
 def _described(group: Group, spans: Spans, i: int, mean: float, tokens: int) -> WorstSpan:
     """One span with the place of its largest |Δ log p|."""
     a, b, length = int(spans.a_start[i]), int(spans.b_start[i]), int(spans.length[i])
-    logprobs, missing, sampled = group.tokens
+    logprobs, missing, sampled = group.tokens.logprobs, group.tokens.missing, group.tokens.sampled
     size = np.abs(logprobs[b : b + length].astype(np.float64) - logprobs[a : a + length])
     usable = np.isfinite(size)
     if missing is not None:

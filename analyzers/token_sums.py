@@ -1,7 +1,8 @@
 """Sufficient statistics of aligned log-probabilities: one pass over the tokens in blocks that stay in the processor's cache.
 
 Notation: x = rollout log-probability, y = trainer log-probability, d = y - x, p = exp(x), q = exp(y), w = exp(d). All float64. Means and
-second moments of a block are centred on the block's own mean; blocks, steps and whole runs merge by the pairwise update of Chan, Golub and LeVeque
+second moments of a block are centred on the block's own mean; blocks, steps and whole runs merge by the pairwise update of Chan,
+Golub and LeVeque
 (1983). exp(d) - 1 - d is a Taylor series for small |d|, which has no cancellation.
 
 Whole-array operations of numpy rather than compiled loops: about as quick here (the exponential and reading dominate), without
@@ -16,22 +17,30 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from rlaudit.analyzers.quantiles import BINS, count
+
 Array = Any
 
-BLOCK = 8192
-"""Tokens at a time: ten float64 buffers of 64 KiB."""
+BLOCK = 32768
+"""Tokens at a time: ten float64 buffers of 256 KiB, so that they stay in cache and numpy's cost for a call is small beside its work."""
 FEW_SPANS = 64
 """Blocks of no more spans than this are gathered slice by slice, others by index."""
 
-P, Q, X, Y, SIZE, DIFF = range(6)
-"""Rows of the moments: the two probabilities, the two log-probabilities, |d| and |q - p|."""
-CROSS = ((P, Q), (X, Y))
-D, K3, W1, W1_SQUARED = range(4)
-"""Places of the sums: d, exp(d) - 1 - d, w - 1 and its square."""
+P, X, SIZE, DIFF, T, D = range(6)
+"""Rows of the moments: p, x, |d|, |t|, t = q - p, and d."""
+CROSS = ((P, T), (X, D))
+"""Of these pairs sums of products are kept, too: with q = p + t and y = x + d they give the correlations of p with q and of x with y."""
+_Y, _K3, _W1, _SCRATCH = range(6, 10)
+K3, W1_SQUARED = range(2)
+"""Places of the sums: exp(d) - 1 - d, and (w - 1)²."""
 
 LOG_2 = math.log(2.0)
 SERIES_BELOW = 1 / 16
 """Below this |d| the series to d⁷/7! is used: relative error below 3e-12."""
+UNCENTRED = 1e-4
+"""Variance over squared mean above which the mean is subtracted after squaring: at most four of sixteen digits are lost."""
+LOWEST = -700.0
+"""Above this exp(x) has full precision, so that q = p · w does too."""
 CERTAIN = math.log(0.999)
 """A log-probability of exactly 0 is believable where the other side says at least this."""
 ABOVE_ONE = 1e-3
@@ -67,13 +76,13 @@ class Counts:
 @dataclass(slots=True)
 class Sums:
     """Mergeable statistics of n tokens. mean, squares: of the six rows above, squares centred; cross: centred sums of products of CROSS;
-    total: sums of the four quantities above; largest: max |d| and max |q - p|."""
+    total: sums of the two quantities above; largest: max |d| and max |t|."""
 
     n: int = 0
     mean: Array = field(default_factory=lambda: np.zeros(6))
     squares: Array = field(default_factory=lambda: np.zeros(6))
     cross: Array = field(default_factory=lambda: np.zeros(2))
-    total: Array = field(default_factory=lambda: np.zeros(4))
+    total: Array = field(default_factory=lambda: np.zeros(2))
     largest: Array = field(default_factory=lambda: np.zeros(2))
     counts: Counts = field(default_factory=Counts)
 
@@ -94,31 +103,41 @@ class Sums:
 
 
 class Tokens(NamedTuple):
-    """Flat per-token arrays that spans point into. missing: True where the log-probability is null (None: nowhere);
+    """Flat per-token arrays that spans point into (see ``tokens_of``). plain: all log-probabilities lie between LOWEST and 0,
+    excluded. missing: True where the log-probability is null (None: nowhere);
     sampled: the sampled mask's flat values (None: no sequence has one)."""
 
     logprobs: Array
+    plain: bool
     missing: Array | None
     sampled: Array | None
 
 
+def tokens_of(logprobs: Array, missing: Array | None, sampled: Array | None) -> Tokens:
+    """Tokens with what holds for all of their log-probabilities worked out once."""
+    plain = len(logprobs) > 0 and bool(logprobs.min() > LOWEST) and bool(logprobs.max() < 0.0)
+    return Tokens(logprobs, plain, missing, sampled)
+
+
 class SpanSums(NamedTuple):
-    """Per span: tokens used and sums of |d|, d, exp(d) - 1 - d and w - 1, all float64."""
+    """Per span: tokens used and sums of |d|, d and exp(d) - 1 - d, all float64."""
 
     n: Array
     size: Array
     d: Array
     k3: Array
-    w1: Array
 
 
 class Measured(NamedTuple):
-    """Statistics of some spans. sizes, differences: |d| and |q - p| of the tokens used, float32, in order."""
+    """Statistics of some spans. sizes, differences: |d| and |t| of the tokens used, float32, in order, and their histograms
+    (``quantiles.count``)."""
 
     sums: Sums
     spans: SpanSums
     sizes: Array
     differences: Array
+    size_histogram: Array
+    difference_histogram: Array
 
 
 class _Piece(NamedTuple):
@@ -150,6 +169,7 @@ def measure(tokens: Tokens, a_start: Array, b_start: Array, mask_start: Array, l
     total = int(stop[-1]) if len(stop) else 0
     spans = SpanSums(*(np.zeros(len(length)) for _ in SpanSums._fields))
     sizes, differences = np.empty(total, np.float32), np.empty(total, np.float32)
+    size_histogram, difference_histogram = np.zeros(BINS, np.int64), np.zeros(BINS, np.int64)
     sums, used = Sums(), 0
     work = np.empty((10, BLOCK))
     for low in range(0, total, BLOCK):
@@ -162,21 +182,25 @@ def measure(tokens: Tokens, a_start: Array, b_start: Array, mask_start: Array, l
         usable = _usable(tokens, piece, (a_start, b_start, mask_start), block.counts, work)
         n = len(usable.d)
         if n:
-            _sum(usable, piece, block, spans, work)
-            sizes[used : used + n], differences[used : used + n] = work[SIZE, :n], work[DIFF, :n]
+            _sum(usable, piece, block, spans, work, tokens.plain)
+            for row, values, histogram in ((SIZE, sizes, size_histogram), (DIFF, differences, difference_histogram)):
+                values[used : used + n] = work[row, :n]
+                count(values[used : used + n], histogram)
+            if size_histogram[0] or work[SIZE, :n].min() == 0.0:
+                block.counts.equal_bits = n - int(np.count_nonzero(work[SIZE, :n]))
             sums.add(_centred(block, work, n))
             used += n
         else:
             sums.add(block)
-    return Measured(sums, spans, sizes[:used], differences[:used])
+    return Measured(sums, spans, sizes[:used], differences[:used], size_histogram, difference_histogram)
 
 
 def _usable(tokens: Tokens, piece: _Piece, starts: tuple[Array, Array, Array], counts: Counts, work: Array) -> _Block:
-    """Gather a block into work[X] and work[Y], count what can't be used, and close the gaps."""
+    """Gather a block into work[X], work[_Y] and work[D], count what can't be used, and close the gaps."""
     n = int(piece.length.sum())
     here = slice(piece.first, piece.first + len(piece.length))
     a, b, mask = (start[here] for start in starts)
-    x, y, d = work[X, :n], work[Y, :n], work[6, :n]
+    x, y, d = work[X, :n], work[_Y, :n], work[D, :n]
     _gather(tokens.logprobs, a + piece.offset, piece, x)
     _gather(tokens.logprobs, b + piece.offset, piece, y)
     keep: Array | None = None
@@ -195,7 +219,7 @@ def _usable(tokens: Tokens, piece: _Piece, starts: tuple[Array, Array, Array], c
             counts.missing = [int((missing[0] & keep).sum()), int((missing[1] & keep).sum())]
             keep &= ~(missing[0] | missing[1])
     np.subtract(y, x, out=d)
-    if not math.isfinite(d.sum()):
+    if not math.isfinite(np.dot(d, d)):
         keep = np.ones(n, bool) if keep is None else keep
         finite = np.isfinite(x), np.isfinite(y)
         counts.nonfinite = [int((keep & ~finite[0]).sum()), int((keep & ~finite[1]).sum())]
@@ -204,9 +228,9 @@ def _usable(tokens: Tokens, piece: _Piece, starts: tuple[Array, Array, Array], c
         return _Block(x, y, d, None)
     m = int(keep.sum())
     owner = np.repeat(np.arange(len(piece.length)), piece.length)[keep]
-    for row in (X, Y, 6):
+    for row in (X, _Y, D):
         work[row, :m] = work[row, :n][keep]
-    return _Block(work[X, :m], work[Y, :m], work[6, :m], owner)
+    return _Block(work[X, :m], work[_Y, :m], work[D, :m], owner)
 
 
 def _gather(values: Array, start: Array, piece: _Piece, out: Array) -> None:
@@ -218,34 +242,37 @@ def _gather(values: Array, start: Array, piece: _Piece, out: Array) -> None:
         out[:] = values[np.arange(len(out)) + np.repeat(start - piece.place, piece.length)]
 
 
-def _sum(usable: _Block, piece: _Piece, block: Sums, spans: SpanSums, work: Array) -> None:
-    """Fill work[P..DIFF] and the sums, counts and per-span sums of a block."""
+def _sum(usable: _Block, piece: _Piece, block: Sums, spans: SpanSums, work: Array, plain: bool) -> None:
+    """Fill work[:6] and the sums, counts and per-span sums of a block."""
     x, y, d, owner = usable
     n = len(d)
-    p, q, size, diff = work[P, :n], work[Q, :n], work[SIZE, :n], work[DIFF, :n]
-    k3, w1, scratch = work[7, :n], work[8, :n], work[9, :n]
+    p, size, diff, t, k3, w1 = (work[row, :n] for row in (P, SIZE, DIFF, T, _K3, _W1))
     np.abs(d, out=size)
     np.exp(x, out=p)
-    _series(d, k3, scratch)
+    _series(d, k3, work[_SCRATCH, :n])
     np.add(d, k3, out=w1)
-    np.multiply(p, w1, out=diff)
-    np.add(p, diff, out=q)
     large = np.flatnonzero(size >= SERIES_BELOW)
     if len(large):
-        w1[large] = np.expm1(d[large])
-        k3[large] = w1[large] - d[large]
-        q[large] = np.exp(y[large])
-        diff[large] = q[large] - p[large]
-    np.abs(diff, out=diff)
-    by_span = [_by_span(values, piece, owner) for values in (size, d, k3, w1)]
+        exact = np.expm1(d[large])
+        w1[large] = exact
+        k3[large] = exact - d[large]
+    np.multiply(p, w1, out=t)
+    if not plain:
+        if x.min() <= LOWEST:  # exp(x) may be 0 where exp(y) is not
+            np.subtract(np.exp(y), p, out=t)
+        _count_unusual(x, y, block.counts)
+    np.abs(t, out=diff)
     here = slice(piece.first, piece.first + len(piece.length))
     spans.n[here] += piece.length if owner is None else np.bincount(owner, minlength=len(piece.length))
-    for target, values in zip(spans[1:], by_span, strict=True):
-        target[here] += values
+    for target, values in zip(spans[1:], (size, d, k3), strict=True):
+        sums = _by_span(values, piece, owner)
+        target[here] += sums
+        if values is k3:
+            block.total = np.array([sums.sum(), np.dot(w1, w1)])
     block.n = n
-    block.total = np.array([by_span[1].sum(), by_span[2].sum(), by_span[3].sum(), np.dot(w1, w1)])
     block.largest = np.array([size.max(), diff.max()])
-    _count(x, y, size, block.counts)
+    if block.largest[0] > LOG_2:
+        block.counts.beyond_2 = int(np.count_nonzero(size > LOG_2))
 
 
 def _series(d: Array, k3: Array, scratch: Array) -> None:
@@ -266,25 +293,25 @@ def _by_span(values: Array, piece: _Piece, owner: Array | None) -> Array:
     return np.bincount(owner, weights=values, minlength=len(piece.length))
 
 
-def _count(x: Array, y: Array, size: Array, counts: Counts) -> None:
-    counts.beyond_2 = int(np.count_nonzero(size > LOG_2))
-    counts.equal_bits = len(size) - int(np.count_nonzero(size))
-    if max(x.max(), y.max()) < 0.0:
-        return
+def _count_unusual(x: Array, y: Array, counts: Counts) -> None:
+    """Count log-probabilities of 0 and above."""
     for side, (mine, other) in enumerate(((x, y), (y, x))):
-        zero = mine == 0.0
-        counts.zero[side] = int(np.count_nonzero(zero))
-        counts.bad_zero[side] = int(np.count_nonzero(other[zero] < CERTAIN))
-        counts.positive[side] = int(np.count_nonzero(mine > ABOVE_ONE))
+        if mine.max() >= 0.0:
+            zero = mine == 0.0
+            counts.zero[side] = int(np.count_nonzero(zero))
+            counts.bad_zero[side] = int(np.count_nonzero(other[zero] < CERTAIN))
+            counts.positive[side] = int(np.count_nonzero(mine > ABOVE_ONE))
 
 
 def _centred(block: Sums, work: Array, n: int) -> Sums:
-    """Add the moments of work[P..DIFF], which are centred in place."""
-    for row in range(6):
-        values = work[row, :n]
-        block.mean[row] = values.sum() / n
-        values -= block.mean[row]
-        block.squares[row] = np.dot(values, values)
-    for place, (i, j) in enumerate(CROSS):
-        block.cross[place] = np.dot(work[i, :n], work[j, :n])
+    """Add the centred moments of work[:6]. Values that vary little beside their mean are centred first, in place."""
+    rows = work[:6, :n]
+    block.mean = rows.sum(axis=1) / n
+    squares = {row: np.dot(rows[row], rows[row]) for row in (P, X, D, T)}
+    block.squares = np.array([squares[row] for row in (P, X, D, T, T, D)]) - n * block.mean * block.mean
+    block.cross = np.array([np.dot(rows[i], rows[j]) - n * block.mean[i] * block.mean[j] for i, j in CROSS])
+    if (block.squares < UNCENTRED * n * block.mean * block.mean).any():
+        rows -= block.mean[:, None]
+        block.squares = np.array([np.dot(values, values) for values in rows])
+        block.cross = np.array([np.dot(rows[i], rows[j]) for i, j in CROSS])
     return block

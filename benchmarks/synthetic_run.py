@@ -3,7 +3,8 @@
     python benchmarks/synthetic_run.py FOLDER --tokens 10_000_000
 
 Responses of 4,096 to 12,288 tokens, 128 a step; Zipf-distributed token ids; log-probabilities of a peaked policy as random noise
-(nothing that compresses better than a real run's); the trainer's differ by a factor exp(2 t), t Student's with 4 degrees of freedom and scale 0.01. The
+(nothing that compresses better than a real run's); the trainer's differ by a factor exp(2 t), t Student's with 4 degrees of
+freedom and scale 0.01. The
 trainer's rows come in another order than the rollout's, as after a shuffle. Values are drawn from a fixed pool, so the run depends on the
 seed alone.
 """
@@ -83,9 +84,17 @@ def write_step(folder: Path, step: int, seed: int, shape: Shape) -> int:
     ids = [f"{step}-{i}" for i in range(n)]
     prompts = rng.integers(128, 512, n)
     sequences = {
-        "attempt": repeat(0, n), "step": repeat(step, n), "sequence_id": ids, "group_id": [f"{step}-{i // 8}" for i in range(n)], "phase": ["train"] * n,
-        "prompt_tokens": lists(_pool.tokens[: prompts.sum()], prompts), "response_tokens": lists(tokens, lengths),
-        "loss_mask": lists(np.ones(total, np.bool_), lengths), "reward": rng.random(n), "temperature": repeat(1.0, n), "top_p": repeat(1.0, n),
+        "attempt": repeat(0, n),
+        "step": repeat(step, n),
+        "sequence_id": ids,
+        "group_id": [f"{step}-{i // 8}" for i in range(n)],
+        "phase": ["train"] * n,
+        "prompt_tokens": lists(_pool.tokens[: prompts.sum()], prompts),
+        "response_tokens": lists(tokens, lengths),
+        "loss_mask": lists(np.ones(total, np.bool_), lengths),
+        "reward": rng.random(n),
+        "temperature": repeat(1.0, n),
+        "top_p": repeat(1.0, n),
     }
     write_rows(folder, "sequences", pa.table(sequences), "bench-0-0", step)
     order = rng.permutation(n)
@@ -102,11 +111,23 @@ def write_step(folder: Path, step: int, seed: int, shape: Shape) -> int:
 def score_rows(step: int, ids: list[str], source: str, values: Array, lengths: Array) -> pa.Table:
     """Rows of the scores table."""
     n = len(ids)
-    return pa.table({
-        "attempt": repeat(0, n), "step": repeat(step, n), "sequence_id": ids, "source": [source] * n, "update": repeat(0, n), "first_position": repeat(0, n),
-        "logprobs": lists(values, lengths), "policy_updates": repeat(step, n), "forward": ["decode" if source == "rollout" else "recompute"] * n,
-        "temperature": repeat(1.0, n), "logprob_mode": ["processed"] * n, "dtype": ["bfloat16"] * n, "backend": ["synthetic"] * n,
-    })
+    return pa.table(
+        {
+            "attempt": repeat(0, n),
+            "step": repeat(step, n),
+            "sequence_id": ids,
+            "source": [source] * n,
+            "update": repeat(0, n),
+            "first_position": repeat(0, n),
+            "logprobs": lists(values, lengths),
+            "policy_updates": repeat(step, n),
+            "forward": ["decode" if source == "rollout" else "recompute"] * n,
+            "temperature": repeat(1.0, n),
+            "logprob_mode": ["processed"] * n,
+            "dtype": ["bfloat16"] * n,
+            "backend": ["synthetic"] * n,
+        }
+    )
 
 
 def repeat(value: Any, n: int) -> Any:

@@ -39,12 +39,22 @@ class Rule(Protocol):
 
 
 RULES: tuple[Rule, ...] = (
-    losses, joins, duplicates, missing,  # integrity
-    lengths, token_identity,  # tokens
-    nonfinite, positive, zeros, semantics, importance_ratio,  # log-probability semantics
+    losses,
+    joins,
+    duplicates,
+    missing,  # integrity
+    lengths,
+    token_identity,  # tokens
+    nonfinite,
+    positive,
+    zeros,
+    semantics,
+    importance_ratio,  # log-probability semantics
     staleness,  # versions
     routing_rows,  # routing
-    precision, routing_noise, bitwise,  # numerics
+    precision,
+    routing_noise,
+    bitwise,  # numerics
 )
 
 

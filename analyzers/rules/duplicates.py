@@ -16,8 +16,16 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     sequences, scores = measured.duplicate_sequences, measured.joined.duplicate_scores
     if not sequences and not scores:
         return []
-    return [Finding(
-        "DUPLICATE_ROWS", "warn", f"{sequences + scores:,} rows repeat the key of another row; the first of each counts, queries see all.",
-        (Evidence("repeated sequences rows", sequences), Evidence("repeated scores rows", scores)), sql=SQL,
-        next=("Sequence ids must be unique within a step and attempt.", "Two processes recorded the same sequence: record on one rank only."),
-    )]
+    return [
+        Finding(
+            "DUPLICATE_ROWS",
+            "warn",
+            f"{sequences + scores:,} rows repeat the key of another row; the first of each counts, queries see all.",
+            (Evidence("repeated sequences rows", sequences), Evidence("repeated scores rows", scores)),
+            sql=SQL,
+            next=(
+                "Sequence ids must be unique within a step and attempt.",
+                "Two processes recorded the same sequence: record on one rank only.",
+            ),
+        )
+    ]

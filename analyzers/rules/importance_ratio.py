@@ -14,7 +14,8 @@ from rlaudit.analyzers.measured import Measured
 from rlaudit.analyzers.thresholds import INTERVAL_STANDARD_ERRORS, RATIO_MEAN_HIGH, RATIO_MEAN_LOW
 from rlaudit.findings import Evidence, Finding
 
-SQL = """SELECT step, count(*) AS tokens, avg(importance_ratio(delta)) AS ratio_mean, avg(k1(delta)) AS k1, avg(k3(delta)) AS k3, avg((delta > 0)::INT) AS share_positive
+SQL = """SELECT step, count(*) AS tokens, avg(importance_ratio(delta)) AS ratio_mean, avg(k1(delta)) AS k1, avg(k3(delta)) AS k3,
+avg((delta > 0)::INT) AS share_positive
 FROM tokens WHERE comparable AND phase = 'train' GROUP BY step ORDER BY step"""
 
 
@@ -28,16 +29,25 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     if high >= RATIO_MEAN_LOW and low <= RATIO_MEAN_HIGH:
         return []
     values = stats.metrics()
-    return [Finding(
-        "IMPORTANCE_RATIO_OFF", "fail", f"The rollout's log-probabilities are not of the distribution that sampled the tokens: the mean importance ratio is {mean:.3g}, not 1.",
-        (
-            Evidence("mean importance ratio", mean), Evidence("interval, low (sequences as units, 3 standard errors)", low), Evidence("interval, high", high),
-            Evidence("k1", values["k1"], "nats"), Evidence("k3", values["k3"], "nats"), Evidence("tokens", stats.tokens, "tokens"),
-        ),
-        sql=SQL,
-        next=(
-            "Above 1: the engine returned log-probabilities before temperature (vLLM's raw_logprobs) or of shifted tokens.",
-            "Below 1: log-probabilities were renormalised after top-p, top-k or min-p on the rollout side only.",
-            "Look at the sampling parameters: SELECT DISTINCT temperature, top_p, top_k, min_p, repetition_penalty FROM sequences",
-        ),
-    )]
+    return [
+        Finding(
+            "IMPORTANCE_RATIO_OFF",
+            "fail",
+            f"The rollout's log-probabilities are not of the distribution that sampled the tokens: the mean importance ratio "
+            f"is {mean:.3g}, not 1.",
+            (
+                Evidence("mean importance ratio", mean),
+                Evidence("interval, low (sequences as units, 3 standard errors)", low),
+                Evidence("interval, high", high),
+                Evidence("k1", values["k1"], "nats"),
+                Evidence("k3", values["k3"], "nats"),
+                Evidence("tokens", stats.tokens, "tokens"),
+            ),
+            sql=SQL,
+            next=(
+                "Above 1: the engine returned log-probabilities before temperature (vLLM's raw_logprobs) or of shifted tokens.",
+                "Below 1: log-probabilities were renormalised after top-p, top-k or min-p on the rollout side only.",
+                "Look at the sampling parameters: SELECT DISTINCT temperature, top_p, top_k, min_p, repetition_penalty FROM sequences",
+            ),
+        )
+    ]

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from rlaudit.analyzers.measured import Measured
 from rlaudit.findings import Evidence, Finding
 
-SQL = """SELECT q.step, q.sequence_id, s.source, s."update", len(q.response_tokens) AS response, sum(len(s.logprobs)) AS logprobs, len(q.sampled_mask) AS mask
+SQL = """SELECT q.step, q.sequence_id, s.source, s."update", len(q.response_tokens) AS response, sum(len(s.logprobs)) AS logprobs,
+len(q.sampled_mask) AS mask
 FROM sequences q JOIN scores s ON q.attempt = s.attempt AND q.step = s.step AND q.sequence_id = s.sequence_id
 WHERE q.phase = 'train' AND s.source IN ('rollout', 'trainer', 'update')
 GROUP BY q.attempt, q.step, q.sequence_id, s.source, s."update", q.response_tokens, q.sampled_mask
@@ -23,15 +24,26 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
         return []
     first = examples[0]
     sides = {"rollout log-probabilities": first.rollout, "trainer log-probabilities": first.trainer, "mask": first.mask}
-    wrong = [f"{length if length is not None else 'broken'} {name}" for name, length in sides.items() if length != first.response and (name != "mask" or length is not None)]
-    return [Finding(
-        "LEN_MISMATCH", "fail", f"{count:,} of {measured.joined.joined:,} sequences have log-probabilities or masks of another length than their response; they are left out.",
-        (
-            Evidence("sequences left out", count), Evidence("example", f"step {first.step}, {first.sequence_id}: {first.response} tokens, {', '.join(wrong)}"),
-        ),
-        {"steps": sorted({example.step for example in examples}), "sequences": [example.sequence_id for example in examples]}, SQL,
-        (
-            "One too few: the engine dropped the end-of-sequence or stop token that the trainer kept (or the other way round).",
-            "Compare turns (SELECT * FROM turns) to see where tokens were added or cut.",
-        ),
-    )]
+    wrong = [
+        f"{length if length is not None else 'broken'} {name}"
+        for name, length in sides.items()
+        if length != first.response and (name != "mask" or length is not None)
+    ]
+    return [
+        Finding(
+            "LEN_MISMATCH",
+            "fail",
+            f"{count:,} of {measured.joined.joined:,} sequences have log-probabilities or masks of another length than their "
+            f"response; they are left out.",
+            (
+                Evidence("sequences left out", count),
+                Evidence("example", f"step {first.step}, {first.sequence_id}: {first.response} tokens, {', '.join(wrong)}"),
+            ),
+            {"steps": sorted({example.step for example in examples}), "sequences": [example.sequence_id for example in examples]},
+            SQL,
+            (
+                "One too few: the engine dropped the end-of-sequence or stop token that the trainer kept (or the other way round).",
+                "Compare turns (SELECT * FROM turns) to see where tokens were added or cut.",
+            ),
+        )
+    ]

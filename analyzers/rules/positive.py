@@ -17,8 +17,13 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     rollout, trainer = counts.positive[0], counts.positive[1]
     if not rollout and not trainer:
         return []
-    return [Finding(
-        "LOGP_POSITIVE", "fail", f"{rollout + trainer:,} recorded log-probabilities are above 0, so they are something else (logits, rewards, negated values).",
-        (Evidence("on the rollout side", rollout, "tokens"), Evidence("on the trainer side", trainer, "tokens")), sql=SQL,
-        next=("Record log_softmax(logits / temperature) gathered at the sampled token.",),
-    )]
+    return [
+        Finding(
+            "LOGP_POSITIVE",
+            "fail",
+            f"{rollout + trainer:,} recorded log-probabilities are above 0, so they are something else (logits, rewards, negated values).",
+            (Evidence("on the rollout side", rollout, "tokens"), Evidence("on the trainer side", trainer, "tokens")),
+            sql=SQL,
+            next=("Record log_softmax(logits / temperature) gathered at the sampled token.",),
+        )
+    ]

@@ -12,7 +12,8 @@ from rlaudit.analyzers.measured import Measured
 from rlaudit.analyzers.thresholds import FLOOR_RATIO_NAMED, K3_TOKENS_TO_TEST, K3_WARN, LOGP_DIFF_WARN
 from rlaudit.findings import Evidence, Finding
 
-SQL = """SELECT step, count(*) AS tokens, avg(abs(delta)) AS logp_diff_mean, quantile_cont(abs(delta), 0.99) AS logp_diff_p99, avg(k3(delta)) AS k3, avg(importance_ratio(delta)) AS ratio_mean
+SQL = """SELECT step, count(*) AS tokens, avg(abs(delta)) AS logp_diff_mean, quantile_cont(abs(delta), 0.99) AS logp_diff_p99,
+avg(k3(delta)) AS k3, avg(importance_ratio(delta)) AS ratio_mean
 FROM tokens WHERE comparable AND phase = 'train' AND {lag} GROUP BY step ORDER BY step"""
 EXPLAINS = ("LEN_MISMATCH", "TOKEN_MISMATCH", "LOGP_CONSTANT_ZERO", "LOGP_POSITIVE", "LOGP_SEMANTICS_DIFFER", "IMPORTANCE_RATIO_OFF")
 REDUCED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "int4")
@@ -34,20 +35,30 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     reduced = sorted({dtype for names in dtypes.values() for dtype in names if dtype in REDUCED})
     cause = f"{' and '.join(reduced)} arithmetic" if reduced else "numerical differences"
     equal = "at equal weights" if measured.basis == "equal" else "(policy versions unknown: staleness may be a part of it)"
-    return [Finding(
-        "NUMERICS_PRECISION", "warn", f"Rollout and trainer differ by {level:.2g} nats a token {equal}: {cause}{_against_floor(level, floor)}.",
-        (*_level(values, floor), *_exclusions(measured), *(Evidence(f"{side} dtype", ", ".join(names) or "unknown") for side, names in dtypes.items())),
-        sql=SQL.format(lag="lag = 0" if measured.basis == "equal" else "lag IS NULL"),
-        next=(
-            "Rerun a few steps in float32 on both sides: the difference should fall to about 1e-5.",
-            "Compute the language-model head and the softmax in float32 on both sides.",
-            "For a mixture of experts, see the routing finding: replaying the rollout's routing removes that part.",
-        ),
-    )]
+    return [
+        Finding(
+            "NUMERICS_PRECISION",
+            "warn",
+            f"Rollout and trainer differ by {level:.2g} nats a token {equal}: {cause}{_against_floor(level, floor)}.",
+            (
+                *_level(values, floor),
+                *_exclusions(measured),
+                *(Evidence(f"{side} dtype", ", ".join(names) or "unknown") for side, names in dtypes.items()),
+            ),
+            sql=SQL.format(lag="lag = 0" if measured.basis == "equal" else "lag IS NULL"),
+            next=(
+                "Rerun a few steps in float32 on both sides: the difference should fall to about 1e-5.",
+                "Compute the language-model head and the softmax in float32 on both sides.",
+                "For a mixture of experts, see the routing finding: replaying the rollout's routing removes that part.",
+            ),
+        )
+    ]
 
 
 def _dtypes(measured: Measured, sources: tuple[str, ...]) -> list[str]:
-    return list(dict.fromkeys(str(value) for source in sources for column in ("dtype", "weight_dtype") for value in measured.values(column, source)))
+    return list(
+        dict.fromkeys(str(value) for source in sources for column in ("dtype", "weight_dtype") for value in measured.values(column, source))
+    )
 
 
 def _against_floor(level: float | None, floor: float | None) -> str:
@@ -64,8 +75,10 @@ def _against_floor(level: float | None, floor: float | None) -> str:
 def _level(values: dict[str, float | None], floor: float | None) -> list[Evidence]:
     level = values["logp_diff_mean"]
     evidence = [
-        Evidence("mean |Δ log p|", level, "nats"), Evidence("published warning line", LOGP_DIFF_WARN, "nats"),
-        Evidence("k3", values["k3"], "nats"), Evidence("published warning line of k3", K3_WARN, "nats"),
+        Evidence("mean |Δ log p|", level, "nats"),
+        Evidence("published warning line", LOGP_DIFF_WARN, "nats"),
+        Evidence("k3", values["k3"], "nats"),
+        Evidence("published warning line of k3", K3_WARN, "nats"),
         Evidence("noise floor: mean |Δ log p| of the trainer's two evaluations", floor, "nats"),
     ]
     if floor and level is not None:

@@ -31,24 +31,43 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     any_layer = float(tokens[1] / tokens[0])
     layers = {layer: row[rk.DIFFERING] / row[rk.ROWS] for layer, row in routing.by_layer().items() if row[rk.ROWS]}
     worst = max(layers, key=lambda layer: layers[layer])
-    title = f"Rollout and trainer chose different experts for {share:.2%} of (token, layer) pairs and in some layer of {any_layer:.1%} of tokens"
+    title = (
+        f"Rollout and trainer chose different experts for {share:.2%} of (token, layer) pairs "
+        f"and in some layer of {any_layer:.1%} of tokens"
+    )
     if effect is not None and named:
-        title += f"; those tokens differ {effect[1] / effect[0]:.1f} times as much as the others" if effect[0] > 0 else "; only those tokens differ"
+        title += (
+            f"; those tokens differ {effect[1] / effect[0]:.1f} times as much as the others"
+            if effect[0] > 0
+            else "; only those tokens differ"
+        )
     evidence = [
-        Evidence("(token, layer) pairs that differ", share), Evidence("tokens with any layer differing", any_layer),
+        Evidence("(token, layer) pairs that differ", share),
+        Evidence("tokens with any layer differing", any_layer),
         Evidence("noise floor: pairs that differ between the trainer's two evaluations", floor),
-        Evidence("layer that differs most", worst), Evidence("its share of tokens that differ", float(layers[worst])),
+        Evidence("layer that differs most", worst),
+        Evidence("its share of tokens that differ", float(layers[worst])),
     ]
     if effect is not None:
         evidence += [
-            Evidence("mean |Δ log p| where no layer differs", effect[0], "nats"), Evidence("mean |Δ log p| where some layer differs", effect[1], "nats"),
+            Evidence("mean |Δ log p| where no layer differs", effect[0], "nats"),
+            Evidence("mean |Δ log p| where some layer differs", effect[1], "nats"),
             Evidence("share of Σ|Δ log p| on tokens where some layer differs", effect[2]),
         ]
-    return [Finding(
-        "ROUTING_NOISE", "warn" if named else "info", title + ".", tuple(evidence), {"layers": [layer for layer, value in layers.items() if value > 0]},
-        SQL.format(lag="lag = 0" if measured.basis == "equal" else "lag IS NULL"),
-        ("Replay the rollout's routing in the trainer (R3): what remains of the difference is not routing.", "Compute the router's logits in float32 on both sides."),
-    )]
+    return [
+        Finding(
+            "ROUTING_NOISE",
+            "warn" if named else "info",
+            title + ".",
+            tuple(evidence),
+            {"layers": [layer for layer, value in layers.items() if value > 0]},
+            SQL.format(lag="lag = 0" if measured.basis == "equal" else "lag IS NULL"),
+            (
+                "Replay the rollout's routing in the trainer (R3): what remains of the difference is not routing.",
+                "Compute the router's logits in float32 on both sides.",
+            ),
+        )
+    ]
 
 
 def disagreement(routing: RoutingPass) -> float | None:
@@ -58,7 +77,8 @@ def disagreement(routing: RoutingPass) -> float | None:
 
 
 def conditional_means(routing: RoutingPass) -> tuple[float, float, float] | None:
-    """Mean |Δ log p| of response tokens without and with a routing difference, and the latter's share of Σ|Δ log p|; None where either group is empty."""
+    """Mean |Δ log p| of response tokens without and with a routing difference, and the latter's share of Σ|Δ log p|; None where
+    either group is empty."""
     (same, same_sum, _), (differ, differ_sum, _) = routing.effect
     if not same or not differ or same_sum + differ_sum == 0:
         return None

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from rlaudit.analyzers.measured import Measured
 from rlaudit.findings import Evidence, Finding
 
-SQL = """SELECT source, temperature, logprob_mode, count(*) AS rows FROM scores WHERE source IN ('rollout', 'trainer', 'update') GROUP BY ALL ORDER BY ALL"""
+SQL = """SELECT source, temperature, logprob_mode, count(*) AS rows FROM scores WHERE source IN ('rollout', 'trainer', 'update')
+GROUP BY ALL ORDER BY ALL"""
 
 
 def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
@@ -20,29 +21,44 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     trainer = _labels(measured, ("trainer",) if measured.has_source("trainer") else ("update",))
     found = []
     if rollout["temperature"] and trainer["temperature"] and set(rollout["temperature"]) != set(trainer["temperature"]):
-        found.append(_finding(
-            f"The rollout's log-probabilities are at temperature {_listed(rollout['temperature'])}, the trainer's at {_listed(trainer['temperature'])}.",
-            rollout, trainer, "Divide the trainer's logits by the sampling temperature, or have the engine return log-probabilities after it (vLLM: logprobs_mode=processed_logprobs).",
-        ))
+        found.append(
+            _finding(
+                f"The rollout's log-probabilities are at temperature {_listed(rollout['temperature'])}, the trainer's at "
+                f"{_listed(trainer['temperature'])}.",
+                rollout,
+                trainer,
+                "Divide the trainer's logits by the sampling temperature, or have the engine return log-probabilities after "
+                "it (vLLM: logprobs_mode=processed_logprobs).",
+            )
+        )
     modes = {*rollout["logprob_mode"], *trainer["logprob_mode"]}
     effective = {_effective(measured, mode) for mode in modes}
     if rollout["logprob_mode"] and trainer["logprob_mode"] and len(effective) > 1 and not found:
-        found.append(_finding(
-            f"The rollout's log-probabilities are {_listed(rollout['logprob_mode'])}, the trainer's {_listed(trainer['logprob_mode'])}, and sampling makes the two differ.",
-            rollout, trainer, "Sample without top-p, top-k, min-p and penalties, or apply the same ones on both sides.",
-        ))
+        found.append(
+            _finding(
+                f"The rollout's log-probabilities are {_listed(rollout['logprob_mode'])}, the trainer's "
+                f"{_listed(trainer['logprob_mode'])}, and sampling makes the two differ.",
+                rollout,
+                trainer,
+                "Sample without top-p, top-k, min-p and penalties, or apply the same ones on both sides.",
+            )
+        )
     return found
 
 
 def _labels(measured: Measured, sources: tuple[str, ...]) -> dict[str, list[object]]:
-    return {column: [value for source in sources for value in measured.values(column, source)] for column in ("temperature", "logprob_mode")}
+    return {
+        column: [value for source in sources for value in measured.values(column, source)] for column in ("temperature", "logprob_mode")
+    }
 
 
 def _effective(measured: Measured, mode: str) -> str:
     """The mode with names dropped that change nothing under the run's sampling parameters (unknown ones change nothing)."""
     truncated = (
-        any(value < 1.0 for value in measured.sampling_values("top_p")) or any(value > 0 for value in measured.sampling_values("top_k"))
-        or any(value > 0.0 for value in measured.sampling_values("min_p")) or any(value != 1.0 for value in measured.sampling_values("repetition_penalty"))
+        any(value < 1.0 for value in measured.sampling_values("top_p"))
+        or any(value > 0 for value in measured.sampling_values("top_k"))
+        or any(value > 0.0 for value in measured.sampling_values("min_p"))
+        or any(value != 1.0 for value in measured.sampling_values("repetition_penalty"))
     )
     tempered = any(value != 1.0 for value in measured.sampling_values("temperature"))
     if mode == "processed" and not truncated:
@@ -57,6 +73,7 @@ def _listed(values: Sequence[object]) -> str:
 def _finding(title: str, rollout: dict[str, list[object]], trainer: dict[str, list[object]], remedy: str) -> Finding:
     evidence = tuple(
         Evidence(f"{side} {column.replace('_', ' ')}", _listed(labels[column]) or None)
-        for side, labels in (("rollout", rollout), ("trainer", trainer)) for column in ("temperature", "logprob_mode")
+        for side, labels in (("rollout", rollout), ("trainer", trainer))
+        for column in ("temperature", "logprob_mode")
     )
     return Finding("LOGP_SEMANTICS_DIFFER", "fail", title, evidence, sql=SQL, next=(remedy,))

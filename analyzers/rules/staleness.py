@@ -20,16 +20,22 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     equal = measured.main.lag_class("equal").metrics()
     values = stale.metrics()
     total = measured.all_tokens().tokens
-    return [Finding(
-        "STALENESS", "info",
-        f"{stale.tokens / total:.0%} of the compared tokens were trained on {_optimizer_steps(lags)} after they were sampled; they are kept apart.",
-        (
-            Evidence("tokens at another policy version", stale.tokens, "tokens"), Evidence("largest lag", max(lags), "optimizer steps"),
-            Evidence("mean |Δ log p| at another version (engine + staleness)", values.get("logp_diff_mean"), "nats"),
-            Evidence("mean |Δ log p| at equal version", equal.get("logp_diff_mean"), "nats"),
-        ),
-        {"lags": lags[:20]}, SQL,
-    )]
+    return [
+        Finding(
+            "STALENESS",
+            "info",
+            f"{stale.tokens / total:.0%} of the compared tokens were trained on {_optimizer_steps(lags)} after they were "
+            f"sampled; they are kept apart.",
+            (
+                Evidence("tokens at another policy version", stale.tokens, "tokens"),
+                Evidence("largest lag", max(lags), "optimizer steps"),
+                Evidence("mean |Δ log p| at another version (engine + staleness)", values.get("logp_diff_mean"), "nats"),
+                Evidence("mean |Δ log p| at equal version", equal.get("logp_diff_mean"), "nats"),
+            ),
+            {"lags": lags[:20]},
+            SQL,
+        )
+    ]
 
 
 def _optimizer_steps(lags: list[int]) -> str:

@@ -19,24 +19,37 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
         first = identity.examples[0]
         where = f"step {first.step}, {first.sequence_id}, turn {first.turn}, {first.side}: " + (
             f"first difference at {'response' if first.side == 'output' else 'input'} position {first.position}"
-            if first.position is not None else f"{first.engine_length} tokens at the engine, {first.trainer_length} in the trainer"
+            if first.position is not None
+            else f"{first.engine_length} tokens at the engine, {first.trainer_length} in the trainer"
         )
-        found.append(Finding(
-            "TOKEN_MISMATCH", "fail",
-            f"The trainer consumed other tokens than the engine saw, in {max(identity.output_mismatches, identity.input_mismatches):,} of {identity.links:,} engine calls.",
-            (
-                Evidence("calls whose output differs", identity.output_mismatches), Evidence("calls whose input differs", identity.input_mismatches),
-                Evidence("calls compared", identity.outputs_compared), Evidence("example", where),
-            ),
-            {"steps": sorted({e.step for e in identity.examples}), "sequences": [e.sequence_id for e in identity.examples]}, SQL,
-            (
-                "Train on the engine's own token ids; never decode and tokenise again.",
-                "Input differs only: the chat template, a special token or a truncation differs between rollout and training.",
-            ),
-        ))
+        found.append(
+            Finding(
+                "TOKEN_MISMATCH",
+                "fail",
+                f"The trainer consumed other tokens than the engine saw, in "
+                f"{max(identity.output_mismatches, identity.input_mismatches):,} of {identity.links:,} engine calls.",
+                (
+                    Evidence("calls whose output differs", identity.output_mismatches),
+                    Evidence("calls whose input differs", identity.input_mismatches),
+                    Evidence("calls compared", identity.outputs_compared),
+                    Evidence("example", where),
+                ),
+                {"steps": sorted({e.step for e in identity.examples}), "sequences": [e.sequence_id for e in identity.examples]},
+                SQL,
+                (
+                    "Train on the engine's own token ids; never decode and tokenise again.",
+                    "Input differs only: the chat template, a special token or a truncation differs between rollout and training.",
+                ),
+            )
+        )
     if identity.ambiguous:
-        found.append(Finding(
-            "LINKS_AMBIGUOUS", "info", f"{identity.ambiguous:,} of {identity.links:,} links between engine calls and sequences fit several calls equally well.",
-            (Evidence("ambiguous links", identity.ambiguous),), sql="SELECT * FROM links WHERE ambiguous ORDER BY step, sequence_id",
-        ))
+        found.append(
+            Finding(
+                "LINKS_AMBIGUOUS",
+                "info",
+                f"{identity.ambiguous:,} of {identity.links:,} links between engine calls and sequences fit several calls equally well.",
+                (Evidence("ambiguous links", identity.ambiguous),),
+                sql="SELECT * FROM links WHERE ambiguous ORDER BY step, sequence_id",
+            )
+        )
     return found
