@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -97,3 +98,19 @@ def test_the_loop_runs_without_capture_too(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+QUERIES = [
+    (path, line)
+    for path in [*PAGES, ROOT / "README.md"]
+    for line in re.findall(r"^rlaudit query .+$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
+]
+
+
+@pytest.mark.parametrize(("path", "line"), QUERIES, ids=[f"{path.name}-{number}" for number, (path, _) in enumerate(QUERIES)])
+def test_queries_in_the_pages_run(path: Path, line: str, cli, run: Path) -> None:
+    _, _, *places, sql = [word for word in shlex.split(line) if not word.startswith("--")]
+    if "..." not in sql:
+        named = [f"{place.split('=')[0]}={run}" if "=" in place else str(run) for place in places]
+        outcome = cli("query", *named, sql)
+        assert outcome.status == 0, outcome.err
