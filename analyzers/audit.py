@@ -96,11 +96,11 @@ def _routing_values(routing: RoutingPass) -> Values:
     counts = routing.total()
     if not counts[rk.ROWS]:
         return {}
-    tokens = sum(routing.tokens.values())
+    tokens, differing = routing.total_tokens()
     return {
         "routing_disagreement": float(counts[rk.DIFFERING] / counts[rk.ROWS]),
         "routing_overlap": _overlap(routing),
-        "routing_any_layer": float(tokens[1] / tokens[0]) if tokens[0] else None,
+        "routing_any_layer": differing / tokens if tokens else None,
     }
 
 

@@ -181,8 +181,7 @@ def _lookup(keys: Array, wanted: Array) -> Array:
     if len(keys) == 0:
         return np.full(len(wanted), -1, np.int64)
     order = np.argsort(keys, kind="stable")
-    place = np.searchsorted(keys, wanted, sorter=order)
-    place = order[np.minimum(place, len(keys) - 1)]
+    place = order[np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)]
     return np.where(keys[place] == wanted, place, -1)
 
 

@@ -45,12 +45,10 @@ def list_column(column: pa.ChunkedArray) -> ListColumn:
     items = array.values
     validity, data = items.buffers()[0], items.buffers()[1]
     valid = np.frombuffer(validity, np.uint8) if items.null_count else NO_BITS
-    if pa.types.is_boolean(items.type):
-        values, shift = (np.frombuffer(data, np.uint8) if data is not None else NO_BITS), items.offset
-    else:
-        kind = _KINDS[items.type]
-        values = np.frombuffer(data, kind)[items.offset :] if data is not None else np.zeros(0, kind)
-        shift = 0
+    packed = pa.types.is_boolean(items.type)
+    kind: Any = np.uint8 if packed else _KINDS[items.type]
+    values = np.frombuffer(data, kind) if data is not None else np.zeros(0, kind)
+    values, shift = (values, items.offset) if packed else (values[items.offset :], 0)
     return ListColumn(values, shift, valid, items.offset, start, length)
 
 

@@ -248,7 +248,8 @@ def _pieces(group: Group, a: Side, b: Side, sequence: int) -> Spans | LengthMism
                 found.append((start_a + low - first_a, start_b + low - first_b, low, high - low, lag))
     columns = np.ascontiguousarray(np.array(found, np.int64).reshape(-1, 5).T)
     of_b_source = np.full(len(found), group.source[b.rows[b.first[sequence]]])
-    return _spans(group, np.full(len(found), sequence), *columns, of_b_source)
+    a_start, b_start, offset, length, lag = columns
+    return _spans(group, np.full(len(found), sequence), a_start, b_start, offset, length, lag, of_b_source)
 
 
 def _versions(group: Group, sequence: int, low: int, high: int, updates: int) -> Iterator[tuple[int, int, int]]:

@@ -78,7 +78,7 @@ class RoutingPass:
         """Take in another group of steps."""
         for mine, theirs in ((self.layers, other.layers), (self.tokens, other.tokens)):
             for key, counts in theirs.items():
-                mine[key] = mine[key] + counts if key in mine else counts  # type: ignore[index,assignment]
+                mine[key] = mine[key] + counts if key in mine else counts  # type: ignore[index]
         self.effect = self.effect + other.effect
         for name in (
             "sequences",
@@ -104,6 +104,11 @@ class RoutingPass:
     def total(self) -> Array:
         """Counts over all layers and steps."""
         return sum(self.layers.values(), np.zeros(rk.LAYER_COUNTS, np.int64))
+
+    def total_tokens(self) -> tuple[int, int]:
+        """Token positions compared, and those with any layer differing."""
+        positions, differing = sum(self.tokens.values(), np.zeros(2, np.int64))
+        return int(positions), int(differing)
 
 
 class _Rows(NamedTuple):

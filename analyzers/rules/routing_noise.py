@@ -27,8 +27,8 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     share, floor = disagreement(routing), disagreement(measured.routing_at("floor"))
     effect = conditional_means(routing)
     named = above_the_line(measured.at_basis().metrics()) and effect is not None and effect[1] > ROUTING_EFFECT_NAMED * effect[0]
-    tokens = sum(routing.tokens.values())
-    any_layer = float(tokens[1] / tokens[0])
+    tokens, tokens_differing = routing.total_tokens()
+    any_layer = tokens_differing / tokens
     layers = {layer: row[rk.DIFFERING] / row[rk.ROWS] for layer, row in routing.by_layer().items() if row[rk.ROWS]}
     worst = max(layers, key=lambda layer: layers[layer])
     title = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from rlaudit.analyzers import routing_kernel as rk
 from rlaudit.analyzers.measured import Measured
 from rlaudit.findings import Evidence, Finding
@@ -19,10 +21,10 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     """Any invalid row fails: placeholders and misread buffers otherwise look like disagreement."""
     found = []
     routing = [measured.routing[key] for key in measured.routing if key[0] == "main"]
-    counts = sum(part.total() for part in routing)
+    counts = sum((part.total() for part in routing), np.zeros(rk.LAYER_COUNTS, np.int64))
     layers = sorted({layer for part in routing for layer, row in part.by_layer().items() if row[rk.INVALID_A] or row[rk.INVALID_B]})
     if layers:
-        rollout, trainer = int(counts[rk.INVALID_A]), int(counts[rk.INVALID_B])  # type: ignore[index]
+        rollout, trainer = int(counts[rk.INVALID_A]), int(counts[rk.INVALID_B])
         found.append(
             Finding(
                 "ROUTING_INVALID_ROWS",

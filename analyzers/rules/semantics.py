@@ -7,6 +7,7 @@ tempered at temperature 1, tempered and processed without truncation) are no fin
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from rlaudit.analyzers.measured import Measured
 from rlaudit.findings import Evidence, Finding
@@ -46,7 +47,7 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     return found
 
 
-def _labels(measured: Measured, sources: tuple[str, ...]) -> dict[str, list[object]]:
+def _labels(measured: Measured, sources: tuple[str, ...]) -> dict[str, list[Any]]:
     return {
         column: [value for source in sources for value in measured.values(column, source)] for column in ("temperature", "logprob_mode")
     }
@@ -70,7 +71,7 @@ def _listed(values: Sequence[object]) -> str:
     return " and ".join(str(value) for value in values)
 
 
-def _finding(title: str, rollout: dict[str, list[object]], trainer: dict[str, list[object]], remedy: str) -> Finding:
+def _finding(title: str, rollout: dict[str, list[Any]], trainer: dict[str, list[Any]], remedy: str) -> Finding:
     evidence = tuple(
         Evidence(f"{side} {column.replace('_', ' ')}", _listed(labels[column]) or None)
         for side, labels in (("rollout", rollout), ("trainer", trainer))
