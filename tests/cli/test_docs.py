@@ -61,14 +61,27 @@ def test_every_page_is_in_the_index() -> None:
     assert {path.name for path in PAGES} - {"index.md"} <= linked
 
 
-@pytest.mark.parametrize("path", [*PAGES, ROOT / "README.md"], ids=lambda path: path.name)
+def commands(path: Path) -> list[str]:
+    """The rlaudit commands in the page's code blocks, fenced or indented, without prompts and comments."""
+    text = path.read_text(encoding="utf-8")
+    blocks = re.findall(r"^```\w*\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+    blocks += re.findall(r"(?:^    .*\n)+", re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL), flags=re.MULTILINE)
+    found = re.findall(r"^ *(?:\$ )?(rlaudit (?:-|[a-z]+ ).+)$", "\n".join(blocks), flags=re.MULTILINE)
+    return [re.sub(r"\s+# .*$", "", line) for line in found]
+
+
+ALL_PAGES = [*PAGES, ROOT / "README.md"]
+
+
+@pytest.mark.parametrize("path", ALL_PAGES, ids=lambda path: path.name)
 def test_commands_in_the_pages_exist_with_their_options(path: Path, cli) -> None:
-    for line in re.findall(r"^\$? ?rlaudit .+$", path.read_text(encoding="utf-8"), flags=re.MULTILINE):
-        words = line.removeprefix("$ ").split(" -- ")[0].split()
-        assert words[1] in COMMANDS or words[1].startswith("--"), line
-        options = [word for word in re.sub(r'"[^"]*"', "", line.split(" -- ")[0]).split() if word.startswith("--")]
-        known = cli(words[1], "--help").out if words[1] in COMMANDS else cli("--help").out
-        assert all(option.split("=")[0] in known for option in options), line
+    for line in commands(path):
+        own = line.split(" -- ")[0]
+        name = own.split()[1]
+        assert name in COMMANDS or name.startswith("--"), line
+        options = [word.split("=")[0] for word in re.sub(r'"[^"]*"', "", own).split()[1:] if word.startswith("--")]
+        known = cli(name, "--help").out if name in COMMANDS else cli("--help").out
+        assert all(option in known for option in options), line
 
 
 def code_blocks(name: str, language: str) -> list[str]:
@@ -100,11 +113,7 @@ def test_the_loop_runs_without_capture_too(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-QUERIES = [
-    (path, line)
-    for path in [*PAGES, ROOT / "README.md"]
-    for line in re.findall(r"^rlaudit query .+$", path.read_text(encoding="utf-8"), flags=re.MULTILINE)
-]
+QUERIES = [(path, line) for path in ALL_PAGES for line in commands(path) if line.startswith("rlaudit query ") and line.count('"') % 2 == 0]
 
 
 @pytest.mark.parametrize(("path", "line"), QUERIES, ids=[f"{path.name}-{number}" for number, (path, _) in enumerate(QUERIES)])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import doctest
+import importlib
 import os
 import signal
 import subprocess
@@ -108,3 +110,10 @@ def test_a_newer_run_format_is_refused_with_what_to_do(cli, tmp_path: Path) -> N
     assert outcome.err.startswith("rlaudit: ")
     assert "version 99" in outcome.err
     assert "Install a newer rlaudit" in outcome.err
+
+
+@pytest.mark.parametrize("module", ["rlaudit.cli.capture", "rlaudit.cli.results", "rlaudit.report.as_json", "rlaudit.report.text"])
+def test_examples_in_the_code_hold(module: str) -> None:
+    outcome = doctest.testmod(importlib.import_module(module))
+    assert outcome.attempted > 0
+    assert outcome.failed == 0
