@@ -41,6 +41,7 @@ def framework_numbers(group: Group) -> dict[int, StepNumbers]:
         return {}
     masked = group._replace(sampled=group.in_loss, tokens=group.tokens._replace(sampled=flags(group.in_loss)))
     found = measure_spans(masked, pair(masked, rollout_side(masked), recompute_side(masked)))
+    found.settle()
     by_step: dict[int, TokenStats] = {}
     for key, (stats, _) in found.by_key.items():
         by_step.setdefault(key.step, TokenStats()).add(stats)

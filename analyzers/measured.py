@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,10 +17,13 @@ from rlaudit.analyzers.identity import Identity, check_identity
 from rlaudit.analyzers.pairing import Joined, pair, recompute_side, rollout_side, trainer_side, update_side
 from rlaudit.analyzers.routing_pass import ROLLOUT_TRAINER, TRAINER_UPDATE, RoutingPass, measure_routing
 from rlaudit.analyzers.statistics import TokenStats
-from rlaudit.analyzers.token_pass import TokenPass, measure_spans
+from rlaudit.analyzers.token_pass import TokenPass, measure_spans, now
 from rlaudit.run import Run
 
 THREADS = 2
+"""Threads that read and work out quantiles, beside the one that sums."""
+AHEAD = 2
+"""Groups that are read before they are needed."""
 COMPILED_FROM_BYTES = 256 << 20
 """Routing tables of at least this size on disk are compared by compiled kernels; below, loading them would take longer than they save."""
 
@@ -102,40 +104,42 @@ def needs_kernels(run: Run) -> bool:
 
 
 def measure(run: Run) -> Measured:
-    """Read every table of ``run`` once and measure it. Memory is bounded by ``grouping.GROUP_BYTES`` for each of THREADS groups."""
+    """Read every table of ``run`` once and measure it. Memory is bounded: a few groups of ``grouping.GROUP_BYTES`` at a time."""
     tools = kernels() if needs_kernels(run) else vectorised()
     checked = {name for name in run.read("framework_metrics", ["name"])["name"].unique().to_pylist() if name in FRAMEWORK_NAMES}
     total = Measured(run, losses=read_losses(run))
-    for part in _in_order(plan(run), lambda steps: _measure_group(run, tools, steps, with_framework=bool(checked))):
-        _add(total, part)
+    groups = plan(run)
+    if len(groups) <= 1:
+        for steps in groups:
+            _add(total, _measure_group(run, tools, steps, load(run, steps, loss_mask=bool(checked)), now))
+        return total
+    # Sums run on this thread. Reading and quantiles, which hold the interpreter for moments only, run beside it: block-wise sums on
+    # several threads would mostly wait for each other.
+    with ThreadPoolExecutor(THREADS) as pool:
+        loading = deque((steps, pool.submit(load, run, steps, loss_mask=bool(checked))) for steps in groups[:AHEAD])
+        measured: deque[Measured] = deque()
+        for place in range(len(groups)):
+            steps, future = loading.popleft()
+            group = future.result()
+            if place + AHEAD < len(groups):
+                following = groups[place + AHEAD]
+                loading.append((following, pool.submit(load, run, following, loss_mask=bool(checked))))
+            measured.append(_measure_group(run, tools, steps, group, lambda work: pool.submit(work).result))
+            if len(measured) > 1:
+                _add(total, measured.popleft())
+        for part in measured:
+            _add(total, part)
     return total
 
 
-def _in_order(groups: list[Steps], work: Any) -> Iterator[Measured]:
-    """Results of ``work`` in the order of ``groups``, with no more than THREADS groups in memory."""
-    if len(groups) <= 1:
-        yield from map(work, groups)
-        return
-    with ThreadPoolExecutor(THREADS) as pool:
-        waiting: deque[Future[Measured]] = deque()
-        for steps in groups:
-            if len(waiting) == THREADS:
-                yield waiting.popleft().result()
-            waiting.append(pool.submit(work, steps))
-        while waiting:
-            yield waiting.popleft().result()
-
-
-def _measure_group(run: Run, tools: Kernels, steps: Steps, *, with_framework: bool) -> Measured:
-    group = load(run, steps, loss_mask=with_framework)
+def _measure_group(run: Run, tools: Kernels, steps: Steps, group: Group, later: Any) -> Measured:
     found = Measured(run)
     _describe(group, found)
     main = pair(group, rollout_side(group), trainer_side(group), found.joined)
     floor = pair(group, recompute_side(group), update_side(group))
-    found.main, found.floor = measure_spans(group, main), measure_spans(group, floor)
+    found.main, found.floor = measure_spans(group, main, later), measure_spans(group, floor, later)
     found.routing = measure_routing(run, tools, group, steps, {"main": (ROLLOUT_TRAINER, main), "floor": (TRAINER_UPDATE, floor)})
-    if with_framework:
-        found.framework = framework_numbers(group)
+    found.framework = framework_numbers(group)
     found.identity = check_identity(run, steps)
     return found
 
@@ -156,6 +160,8 @@ def _counted(table: pa.Table) -> dict[tuple[Any, ...], int]:
 
 
 def _add(total: Measured, part: Measured) -> None:
+    part.main.settle()
+    part.floor.settle()
     total.step_numbers |= part.step_numbers
     for name in ("tokens", "sampled", "not_train", "duplicate_sequences", "orphan_scores"):
         setattr(total, name, getattr(total, name) + getattr(part, name))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +18,8 @@ from rlaudit.analyzers.statistics import QUANTILES, TokenStats
 
 Array = Any
 WORST = 5
+Quantiles = Callable[[], dict[str, float | None]]
+"""Waits for the quantiles of some tokens."""
 
 
 class Key(NamedTuple):
@@ -39,9 +43,13 @@ class WorstSpan(NamedTuple):
 
 @dataclass(slots=True)
 class TokenPass:
-    """What one comparison (two evaluations) comes to. by_key values carry exact quantiles by metric name; distributions: by lag class."""
+    """What one comparison (two evaluations) comes to. by_key values carry exact quantiles by metric name; distributions: by lag class.
+
+    pending: quantiles that are still being worked out elsewhere, by key; ``settle`` waits for them.
+    """
 
     by_key: dict[Key, tuple[TokenStats, dict[str, float | None]]] = field(default_factory=dict)
+    pending: dict[Key, Quantiles] = field(default_factory=dict)
     distributions: dict[str, dict[str, Distribution]] = field(default_factory=dict)
     worst: list[WorstSpan] = field(default_factory=list)
 
@@ -65,8 +73,14 @@ class TokenPass:
         """True where the quantiles of a lag class are order statistics."""
         return all(distribution.exact for distribution in self.distributions.get(name, {}).values())
 
+    def settle(self) -> None:
+        """Wait for pending quantiles."""
+        for key, result in self.pending.items():
+            self.by_key[key] = (self.by_key[key][0], result())
+        self.pending = {}
+
     def add(self, other: TokenPass) -> None:
-        """Take in another group of steps. Groups are taken in a fixed order, so that the result doesn't depend on timing."""
+        """Take in another, settled, group of steps. Groups are taken in a fixed order, so that the result doesn't depend on timing."""
         for key, measured in other.by_key.items():
             if key in self.by_key:
                 raise ValueError(f"step {key.step} lies in two groups")
@@ -83,18 +97,23 @@ def lag_class(lag: int | None) -> str:
     return "unknown" if lag is None else "equal" if lag == 0 else "other"
 
 
-def measure_spans(group: Group, spans: Spans) -> TokenPass:
-    """Statistics of one comparison in one group of steps."""
+def now(work: Callable[[], dict[str, float | None]]) -> Quantiles:
+    """Do it at once."""
+    result = work()
+    return lambda: result
+
+
+def measure_spans(group: Group, spans: Spans, later: Callable[[Callable[[], dict[str, float | None]]], Quantiles] = now) -> TokenPass:
+    """Statistics of one comparison in one group of steps. ``later`` starts the work on quantiles and returns what waits for it."""
     found = TokenPass()
     for key, members in _by_key(group, spans):
         mine = Spans(*(column[members] for column in spans))
         measured = ts.measure(group.tokens, mine.a_start, mine.b_start, mine.mask_start, mine.length)
         kinds = found.distributions.setdefault(lag_class(key.lag), {"logp": Distribution(), "prob": Distribution()})
-        quantiles = {
-            **_quantiles(measured.sizes, measured.size_histogram, "logp", kinds),
-            **_quantiles(measured.differences, measured.difference_histogram, "prob", kinds),
-        }
-        found.by_key[key] = (TokenStats.of(measured), quantiles)
+        kinds["logp"].add(measured.sizes, measured.size_histogram)
+        kinds["prob"].add(measured.differences, measured.difference_histogram)
+        found.by_key[key] = (TokenStats.of(measured), {})
+        found.pending[key] = later(partial(_quantiles, measured.sizes, measured.differences))
         if lag_class(key.lag) != "other":
             found.worst += _worst(group, mine, measured.spans)
     found.worst = heapq.nlargest(WORST, found.worst)
@@ -115,14 +134,14 @@ def _by_key(group: Group, spans: Spans) -> list[tuple[Key, Array]]:
     ]
 
 
-def _quantiles(values: Array, histogram: Array, kind: str, kinds: dict[str, Distribution]) -> dict[str, float | None]:
-    """Exact quantiles of ``values``, which the distribution of that kind takes in."""
-    wanted = [(metric, share) for metric, (of, share) in QUANTILES.items() if of == kind]
-    if len(values) == 0:
-        return dict.fromkeys((metric for metric, _ in wanted), None)
-    kinds[kind].add(values, histogram)
-    found = exact_quantiles(values, [share for _, share in wanted])
-    return {metric: value for (metric, _), value in zip(wanted, found, strict=True)}
+def _quantiles(sizes: Array, differences: Array) -> dict[str, float | None]:
+    """Exact quantiles of |Δ log p| and |Δp|, by metric name."""
+    found: dict[str, float | None] = {}
+    for kind, values in (("logp", sizes), ("prob", differences)):
+        wanted = [(metric, share) for metric, (of, share) in QUANTILES.items() if of == kind]
+        results = exact_quantiles(values, [share for _, share in wanted]) if len(values) else [None] * len(wanted)
+        found.update(zip((metric for metric, _ in wanted), results, strict=True))
+    return found
 
 
 def _worst(group: Group, spans: Spans, sums: ts.SpanSums) -> list[WorstSpan]:
