@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rlaudit.recording import (
+    Packed,
     Padded,
     capturing,
     record_event,
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "Packed",
     "Padded",
     "Run",
     "__version__",

@@ -108,7 +108,13 @@ def _register_functions(connection: duckdb.DuckDBPyConnection) -> None:
     # DuckDB's stubs know neither type="arrow", which its documentation names, nor functions from Arrow arrays to Arrow arrays.
     create: Any = connection.create_function
     create("routing_rows", _routing_rows, ["BLOB", "INTEGER", "INTEGER"], "USMALLINT[][]", type="arrow")
-    create("routing_overlap", _routing_overlap, ["BLOB", "BLOB", *["INTEGER"] * 5], "UTINYINT[]", type="arrow")
+    create(
+        "routing_overlap",
+        _routing_overlap,
+        ["BLOB", "BLOB", "INTEGER", "INTEGER", "INTEGER[]", "INTEGER[]", "INTEGER", "INTEGER"],
+        "UTINYINT[]",
+        type="arrow",
+    )
 
 
 def _keep_alive(connection: duckdb.DuckDBPyConnection, runs: list[Run]) -> None:
@@ -146,23 +152,30 @@ def _routing_rows(experts: pa.Array, top_k: pa.Array, num_experts: pa.Array) -> 
 
 
 def _routing_overlap(
-    experts_a: pa.Array, experts_b: pa.Array, first_a: pa.Array, first_b: pa.Array, layers: pa.Array, top_k: pa.Array, num_experts: pa.Array
+    experts_a: pa.Array,
+    experts_b: pa.Array,
+    first_a: pa.Array,
+    first_b: pa.Array,
+    layers_a: pa.Array,
+    layers_b: pa.Array,
+    top_k: pa.Array,
+    num_experts: pa.Array,
 ) -> pa.Array:
-    """DuckDB function: for each token and layer that both sides cover, how many experts both chose."""
-    found = []
-    columns = [column.to_pylist() for column in (first_a, first_b, layers, top_k, num_experts)]
-    for a, b, start_a, start_b, depth, k, n in zip(experts_a, experts_b, *columns, strict=True):
-        ids_a = decode_experts(a.as_buffer(), n).reshape(-1, depth, k)
-        ids_b = decode_experts(b.as_buffer(), n).reshape(-1, depth, k)
-        start = max(start_a, start_b)
-        stop = min(start_a + len(ids_a), start_b + len(ids_b))
-        found.append(
-            overlap(ids_a[start - start_a : max(start, stop) - start_a], ids_b[start - start_b : max(start, stop) - start_b]).reshape(-1)
-        )
-    lengths = np.array([len(part) for part in found], np.int32)
-    offsets = np.zeros(len(found) + 1, np.int32)
-    np.cumsum(lengths, out=offsets[1:])
-    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(np.concatenate(found) if found else np.zeros(0, np.uint8)))
+    """DuckDB function: for each token and layer that both sides cover (layers in a's order), how many experts both chose."""
+    found = [np.zeros(0, np.uint8)]
+    lengths = [0]
+    columns = [column.to_pylist() for column in (first_a, first_b, layers_a, layers_b, top_k, num_experts)]
+    for a, b, start_a, start_b, own, other, k, n in zip(experts_a, experts_b, *columns, strict=True):
+        common = [layer for layer in own if layer in other]
+        ids_a = decode_experts(a.as_buffer(), n).reshape(-1, len(own), k)
+        ids_b = decode_experts(b.as_buffer(), n).reshape(-1, len(other), k)
+        start, stop = max(start_a, start_b), min(start_a + len(ids_a), start_b + len(ids_b))
+        span = max(0, stop - start)
+        part_a = ids_a[start - start_a :][:span, [own.index(layer) for layer in common]]
+        part_b = ids_b[start - start_b :][:span, [other.index(layer) for layer in common]]
+        found.append(overlap(part_a, part_b).reshape(-1))
+        lengths.append(lengths[-1] + len(found[-1]))
+    return pa.ListArray.from_arrays(pa.array(lengths, pa.int32()), pa.array(np.concatenate(found)))
 
 
 def overlap(a: np.ndarray[Any, Any], b: np.ndarray[Any, Any]) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -7,7 +7,8 @@ call returns, so a loop may overwrite its tensors right after. Nothing here impo
 Array arguments are batches of ``n`` sequences and may be
 - a sequence of ``n`` one-dimensional sequences, arrays or tensors (``None`` for a missing one; in
   plain lists a ``None`` element is a missing value), or
-- ``Padded(values, ...)``: a two-dimensional array or tensor with padding left or right.
+- ``Padded(values, ...)``: a two-dimensional array or tensor with padding left or right, or
+- ``Packed(values, offsets)``: sequences one behind the other without padding, as remove-padding forwards hold them.
 Arguments that are one value a sequence take a scalar (for all) or a sequence of ``n``.
 """
 
@@ -29,6 +30,19 @@ class Padded(NamedTuple):
     mask: Any = None
     lengths: Any = None
     valid: Any = None
+
+
+class Packed(NamedTuple):
+    """A packed batch: ``values`` (total, ...) and ``offsets`` (n + 1), as ``cu_seqlens``: sequence i is values[offsets[i]:offsets[i + 1]].
+
+    ``skip`` and ``keep`` (n; None: 0 and all) cut each sequence to its entries [skip, skip + keep): the response in a packed
+    prompt and response.
+    """
+
+    values: Any
+    offsets: Any
+    skip: Any = None
+    keep: Any = None
 
 
 PerSequence = Any
@@ -121,6 +135,8 @@ def record_scores(
     logprobs: Batch,
     entropies: Batch | None = None,
     update: int = 0,
+    first_position: PerSequence = 0,
+    parts: PerSequence = None,
     policy_version: PerSequence = None,
     policy_updates: PerSequence = None,
     policy_syncs: PerSequence = None,
@@ -137,8 +153,9 @@ def record_scores(
 
     ``source``: trainer, update, reference, or rollout where they come later than the tokens.
     ``step`` is the sequence's step, also when the update happens in a later one; ``update`` counts
-    the optimizer steps in between. ``prompt_tokens`` is only used to decide sampling
-    (``--sample``) in a process that did not record the rollout.
+    the optimizer steps in between. A context-parallel rank records its chunk of each sequence as a part: ``first_position`` is the
+    response position of its first entry, ``parts`` how many rows the sequence is split into over all ranks. ``prompt_tokens`` is
+    only used to decide sampling (``--sample``) in a process that did not record the rollout.
     """
     if _sink is not None:
         _sink.record_scores(**_given(locals()))
@@ -155,6 +172,7 @@ def record_routing(
     weights: Any = None,
     request_ids: Sequence[str] | None = None,
     first_position: PerSequence = 0,
+    parts: PerSequence = None,
     update: int = 0,
     policy_version: PerSequence = None,
     policy_updates: PerSequence = None,
@@ -163,9 +181,11 @@ def record_routing(
 ) -> None:
     """Record the experts chosen for each token.
 
-    ``experts``: a sequence of n integer arrays or tensors (tokens, layers, top_k), or
-    ``Padded(values, mask)`` with values (n, width, layers, top_k) and mask (n, width). Slots stay in the given
-    order. ``weights``: the same shapes, floating point. ``layer_ids``: absolute decoder layers.
+    ``experts``: a sequence of n integer arrays or tensors (tokens, layers, top_k),
+    ``Padded(values, mask)`` with values (n, width, layers, top_k) and mask (n, width), or ``Packed(values, offsets)`` with values
+    (total, layers, top_k). Slots stay in the given order. ``weights``: the same shapes, floating point. ``layer_ids``: absolute
+    decoder layers. A pipeline stage records its own layers, a sequence-parallel rank its own tokens (``first_position``: absolute
+    position of the first); ``parts`` says how many rows they are in all. Tensor-parallel ranks hold copies: one of them records.
     """
     if _sink is not None:
         _sink.record_routing(**_given(locals()))

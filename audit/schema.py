@@ -69,6 +69,12 @@ VERSION_SPANS = Column(
     "spans",
     "Weights per response-token span [start, end) where a sequence was sampled under several; null where one version covers it all.",
 )
+PARTS = Column(
+    "parts",
+    "int32",
+    "Into how many rows this evaluation of the sequence is split (context-, sequence- or pipeline-parallel ranks); null or 1 for a "
+    "whole one.",
+)
 SAMPLING = (
     Column("temperature", "float64", "Sampling temperature; null where unknown. 0 means greedy."),
     Column("top_p", "float64", "Nucleus mass kept by sampling; 1.0 keeps everything, null where unknown."),
@@ -135,6 +141,7 @@ SCORES = Table(
             "Response position of logprobs[0]; above 0 only in parts written by context-parallel ranks.",
             "tokens",
         ),
+        PARTS,
         Column(
             "logprobs",
             "list<float32>",
@@ -175,6 +182,7 @@ ROUTING = Table(
         Column("source", "string", "As in scores."),
         Column("update", "int32", "As in scores.", "optimizer steps"),
         Column("first_position", "int32", "Absolute position (0 = the prompt's first token) of the first token row.", "tokens"),
+        PARTS,
         Column(
             "tokens",
             "int32",

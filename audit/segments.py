@@ -237,7 +237,7 @@ def _parquet_options(table: str) -> dict[str, Any]:
         "compression_level": 1,
         "use_byte_stream_split": split,
         "use_dictionary": [c.name for c in columns if c.type == "string"],
-        "write_statistics": [c.name for c in columns if c.name in ("attempt", "step", "sequence_id", "source", "request_id")],
+        "write_statistics": [c.name for c in columns if c.name in ("attempt", "step", "sequence_id", "source", "request_id", "parts")],
     }
 
 

@@ -101,7 +101,7 @@ class RecorderSink:
             return
         prompts = given.pop("prompt_tokens", None)
         lists = _lists(rows, _KINDS, logprobs=logprobs, entropies=given.pop("entropies", None))
-        columns = [*_values(step=step, sequence_id=ids, first_position=0, **given), *lists]
+        columns = [*_values(step=step, sequence_id=ids, **given), *lists]
         self.recorder.submit("scores", rows, columns, ids, Ragged("prompt_tokens", prompts, "<i4", rows) if prompts is not None else None)
 
     @_guarded

@@ -8,13 +8,14 @@ Removing padding and joining rows is the writer's work.
 
 from __future__ import annotations
 
+import functools
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from rlaudit.recording import Padded
+from rlaudit.recording import Packed, Padded
 from rlaudit.spool import Blobs, Constant, Field, Lists, Scalars
 
 Array = np.ndarray[Any, Any]
@@ -25,13 +26,14 @@ class CaptureRefused(Exception):
 
 
 class HostCopy:
-    """A copy in host memory that may still be on its way from a device."""
+    """A copy in host memory that may still be on its way from a device, where it may have a wider type."""
 
-    __slots__ = ("_array", "_event")
+    __slots__ = ("_array", "_event", "_kind")
 
-    def __init__(self, array: Array, event: Any = None) -> None:
+    def __init__(self, array: Array, event: Any = None, kind: np.dtype[Any] | None = None) -> None:
         self._array = array
         self._event = event
+        self._kind = kind if kind is not None else array.dtype
 
     @property
     def nbytes(self) -> int:
@@ -48,6 +50,8 @@ class HostCopy:
         if self._event is not None:
             self._event.synchronize()
             self._event = None
+        if self._array.dtype != self._kind:
+            self._array = self._array.astype(self._kind)
         return self._array
 
 
@@ -84,7 +88,8 @@ def _device_copy(torch: Any, tensor: Any, kind: np.dtype[Any]) -> HostCopy:
     if torch.cuda.is_current_stream_capturing():
         raise CaptureRefused("a CUDA graph is being captured; nothing is read from it")
     device = tensor.device
-    name = {"i4": "int32", "f4": "float32", "u1": "uint8", "u2": "int32"}[kind.str.lstrip("<>|=")]
+    # Two-byte expert ids travel as int32, which every device casts to, and are narrowed on the writer's thread.
+    name = {"i4": "int32", "i8": "int64", "f4": "float32", "f8": "float64", "u1": "uint8", "u2": "int32"}[kind.str.lstrip("<>|=")]
     clone = tensor.to(getattr(torch, name), copy=True)
     if device not in _COPY_STREAMS:
         _COPY_STREAMS[device] = torch.cuda.Stream(device)
@@ -97,7 +102,7 @@ def _device_copy(torch: Any, tensor: Any, kind: np.dtype[Any]) -> HostCopy:
         event.record(stream)
     # The allocator may hand the clone's memory out again only when the copy is done.
     clone.record_stream(stream)
-    return HostCopy(host.numpy(), event)
+    return HostCopy(host.numpy(), event, kind)
 
 
 class Vector:
@@ -139,6 +144,8 @@ class Ragged:
         self._values: HostCopy | None = None
         if isinstance(batch, Padded):
             self._take_padded(batch)
+        elif isinstance(batch, Packed):
+            self._rows = list(packed_rows(batch, self.kind))
         else:
             self._rows = [_row_copy(row, self.kind) for row in batch]
         count = len(self._rows) if self._rows is not None else self._padded.shape[0]
@@ -204,6 +211,62 @@ class Ragged:
         return {self.name: Lists(self.kind.str, flat_view(lengths), flat_view(values), flat_view(valid) if valid is not None else None)}
 
 
+class PackedRow(HostCopy):
+    """One sequence of a packed copy: a view that is cut when the copy has arrived."""
+
+    __slots__ = ("_bounds", "_whole")
+
+    def __init__(self, whole: HostCopy, bounds: Callable[[], tuple[int, int]]) -> None:
+        self._whole = whole
+        self._bounds = bounds
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes that the view adds: none, the whole copy is counted by its first row."""
+        return 0
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the whole copy without its first axis, which is known only later, behind a placeholder."""
+        return (-1, *self._whole.shape[1:])
+
+    def array(self) -> Array:
+        """The sequence's entries; waits for the device where they come from one."""
+        low, high = self._bounds()
+        return self._whole.array()[low:high]
+
+
+def packed_rows(batch: Packed, kind: np.dtype[Any]) -> list[HostCopy]:
+    """The sequences of a packed batch. One copy for all; offsets are read when the copy has arrived, so a device isn't waited for."""
+    whole = host_copy(batch.values, kind)
+    offsets = host_copy(batch.offsets, np.dtype("i8"))
+    skip = host_copy(batch.skip, np.dtype("i8")) if batch.skip is not None else None
+    keep = host_copy(batch.keep, np.dtype("i8")) if batch.keep is not None else None
+
+    def bounds(row: int) -> tuple[int, int]:
+        low, high = (int(value) for value in offsets.array()[row : row + 2])
+        if high > len(whole.array()):
+            raise ValueError(f"offsets reach to {high}, the packed values end at {len(whole.array())}")
+        low = min(high, low + (int(skip.array()[row]) if skip is not None else 0))
+        return low, min(high, low + int(keep.array()[row])) if keep is not None else high
+
+    rows: list[HostCopy] = [PackedRow(whole, functools.partial(bounds, row)) for row in range(offsets.shape[0] - 1)]
+    if rows:
+        rows[0] = _Counted(whole, functools.partial(bounds, 0))
+    return rows
+
+
+class _Counted(PackedRow):
+    """The first row of a packed copy, which stands for the whole copy's memory."""
+
+    __slots__ = ()
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the whole copy."""
+        return self._whole.nbytes
+
+
 def _row_copy(row: Any, kind: np.dtype[Any]) -> HostCopy | list[Any] | None:
     if row is None:
         return None
@@ -233,7 +296,7 @@ class Experts:
         self._kind = np.dtype("u1" if num_experts <= 256 else "<u2")
         self._experts = self._copies(experts, self._kind)
         self._weights = self._copies(weights, np.dtype("<f4")) if weights is not None else None
-        self._mask = host_copy(experts.mask, np.dtype("u1")) if isinstance(experts, Padded) else None
+        self._mask = host_copy(experts.mask, np.dtype("u1")) if isinstance(experts, Padded) and experts.mask is not None else None
         shape = self._experts.shape if isinstance(self._experts, HostCopy) else self._experts[0].shape if self._experts else ()
         count = self._experts.shape[0] if isinstance(self._experts, HostCopy) else len(self._experts)
         if count != rows:
@@ -246,6 +309,8 @@ class Experts:
     def _copies(values: Any, kind: np.dtype[Any]) -> HostCopy | list[HostCopy]:
         if isinstance(values, Padded):
             return host_copy(values.values, kind)
+        if isinstance(values, Packed):
+            return packed_rows(values, kind)
         return [host_copy(row, kind) for row in values]
 
     @property

@@ -28,14 +28,14 @@ CREATE OR REPLACE VIEW tokens AS
 WITH choice AS (
     SELECT attempt, step, sequence_id,
            min({'place': CASE source WHEN 'trainer' THEN 0 ELSE 1 END, 'update': "update", 'source': source}) AS best
-    FROM scores
+    FROM whole_scores
     WHERE source IN ('trainer', 'update')
     GROUP BY attempt, step, sequence_id
 ),
 trainer AS (
     SELECT scores.attempt, scores.step, scores.sequence_id, scores.source, scores."update",
            scores.logprobs, scores.entropies, scores.policy_updates
-    FROM scores
+    FROM whole_scores AS scores
     JOIN choice ON scores.attempt = choice.attempt AND scores.step = choice.step
         AND scores.sequence_id = choice.sequence_id
         AND scores.source = choice.best.source AND scores."update" IS NOT DISTINCT FROM choice.best."update"
@@ -43,7 +43,7 @@ trainer AS (
 ),
 rollout AS (
     SELECT attempt, step, sequence_id, logprobs, entropies, policy_updates, policy_version
-    FROM scores
+    FROM whole_scores
     WHERE source = 'rollout'
 ),
 unnested AS (

@@ -20,7 +20,7 @@ CREATE OR REPLACE VIEW pairs AS
 WITH ranked AS (
     SELECT attempt, step, sequence_id, source, "update", logprobs, policy_updates,
            CASE source WHEN 'rollout' THEN 0 WHEN 'trainer' THEN 1 WHEN 'update' THEN 2 WHEN 'reference' THEN 3 ELSE 4 END AS place
-    FROM scores
+    FROM whole_scores
 ),
 unnested AS (
     SELECT a.attempt, a.step, a.sequence_id, q.phase,

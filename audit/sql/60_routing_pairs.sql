@@ -1,5 +1,5 @@
 -- view: routing_pairs
--- description: One row per token, layer and pair of policy evaluations that routed it (rollout before trainer before update): how many experts both chose. Only positions that both cover, and only where both have the same layers. Large: filter by step.
+-- description: One row per token, layer and pair of policy evaluations that routed it (rollout before trainer before update): how many experts both chose. Only positions and layers that both cover; rows that lie in parts are compared part by part. Large: filter by step.
 -- column attempt: restart counter
 -- column step: training step
 -- column sequence_id: the sampled response
@@ -22,16 +22,18 @@ WITH ranked AS (
 joined AS (
     SELECT a.attempt, a.step, a.sequence_id, a.source AS source_a, a."update" AS update_a,
            b.source AS source_b, b."update" AS update_b, b.policy_updates - a.policy_updates AS lag,
-           a.layer_ids, a.top_k, greatest(a.first_position, b.first_position) AS first_position,
-           routing_overlap(a.experts, b.experts, a.first_position, b.first_position, len(a.layer_ids)::INTEGER, a.top_k, a.num_experts) AS common
+           list_filter(a.layer_ids, lambda layer: list_contains(b.layer_ids, layer)) AS layer_ids,
+           a.top_k, greatest(a.first_position, b.first_position) AS first_position,
+           routing_overlap(a.experts, b.experts, a.first_position, b.first_position, a.layer_ids, b.layer_ids, a.top_k, a.num_experts) AS common
     FROM ranked a
     JOIN ranked b ON a.attempt = b.attempt AND a.step = b.step AND a.sequence_id = b.sequence_id
         AND (a.place < b.place OR (a.place = b.place AND (a.source < b.source OR (a.source = b.source AND a."update" < b."update"))))
-    WHERE a.layer_ids = b.layer_ids AND a.top_k = b.top_k AND a.num_experts = b.num_experts
+    WHERE a.top_k = b.top_k AND a.num_experts = b.num_experts
 ),
 unnested AS (
     SELECT * EXCLUDE (common), unnest(common) AS overlap, unnest(range(len(common))) AS cell
     FROM joined
+    WHERE len(layer_ids) > 0
 )
 SELECT attempt, step, sequence_id, source_a, update_a, source_b, update_b, lag,
        first_position + cell // len(layer_ids) AS absolute_position,

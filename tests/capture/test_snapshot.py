@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rlaudit.capture.snapshot import Experts, HostCopy, Ragged, host_copy
-from rlaudit.recording import Padded
+from rlaudit.recording import Packed, Padded
 from rlaudit.spool import Blobs, Lists, Scalars
 
 torch = pytest.importorskip("torch")
@@ -145,3 +145,30 @@ def test_copying_from_a_device_does_not_wait_for_the_computing_stream() -> None:
     waited = time.perf_counter() - began
     assert handed_over < waited / 2
     assert copy.array().sum() == 1 << 20
+
+
+def test_packed_sequences_come_apart_at_their_offsets() -> None:
+    values, offsets = torch.arange(7.0), torch.tensor([0, 3, 3, 7])
+    ragged = Ragged("logprobs", Packed(values, offsets), "<f4", 3)
+    values[:] = -1
+    offsets[:] = 0
+    assert lists(ragged, 3) == [[0.0, 1.0, 2.0], [], [3.0, 4.0, 5.0, 6.0]]
+
+
+def test_packed_prompt_and_response_are_cut_to_the_response() -> None:
+    packed = Packed(np.arange(10.0), [0, 4, 10], skip=[1, 4], keep=[2, 5])
+    assert lists(Ragged("logprobs", packed, "<f4", 2), 2) == [[1.0, 2.0], [8.0, 9.0]]
+
+
+def test_packed_routing_keeps_each_sequences_tokens() -> None:
+    ids = torch.randint(0, 8, (5, 2, 2))
+    fields = Experts(Packed(ids, [0, 2, 5]), None, 2, 8, 2).fields(0, 2)
+    blobs = fields["experts"]
+    assert isinstance(blobs, Blobs)
+    assert fields["tokens"] == Scalars([2, 3])
+    assert np.frombuffer(blobs.values, np.uint8).tolist() == ids.reshape(-1).tolist()
+
+
+def test_the_memory_of_a_packed_copy_is_counted_once() -> None:
+    ragged = Ragged("logprobs", Packed(np.zeros(1000, np.float32), [0, 500, 1000]), "<f4", 2)
+    assert ragged.nbytes == 4000

@@ -192,3 +192,51 @@ def test_a_segment_that_is_damaged_behind_its_footer_is_named_by_the_query(tmp_p
     path.write_bytes(data)
     with pytest.raises(QueryError, match="Move that file out"):
         execute(run.connect(), "select * from sequences")
+
+
+def test_parts_of_context_parallel_ranks_are_put_together_in_order(tmp_path: Path) -> None:
+    key = {"step": 0, "sequence_id": "a"}
+    run = write_run(
+        tmp_path / "run",
+        sequences=[{**key, "response_tokens": [5, 6, 7, 8]}],
+        scores=[
+            {**key, "source": "rollout", "logprobs": [-1.0, -2.0, -3.0, -4.0]},
+            {**key, "source": "trainer", "first_position": 3, "parts": 3, "logprobs": [-4.5], "rank": 0},
+            {**key, "source": "trainer", "first_position": 1, "parts": 3, "logprobs": [-2.5, -3.5], "rank": 1},
+            {**key, "source": "trainer", "first_position": 0, "parts": 3, "logprobs": [-1.5], "rank": 0},
+        ],
+    )
+    assert rows(run, "select position, delta from tokens order by position") == [(0, -0.5), (1, -0.5), (2, -0.5), (3, -0.5)]
+    assert rows(run, "select count(*) from pairs") == [(4,)]
+
+
+def test_an_evaluation_with_a_missing_part_is_left_out_and_not_guessed(tmp_path: Path) -> None:
+    key = {"step": 0, "sequence_id": "a"}
+    run = write_run(
+        tmp_path / "run",
+        sequences=[{**key, "response_tokens": [5, 6, 7]}],
+        scores=[
+            {**key, "source": "rollout", "logprobs": [-1.0, -2.0, -3.0]},
+            {**key, "source": "trainer", "first_position": 0, "parts": 3, "logprobs": [-1.0]},
+            {**key, "source": "trainer", "first_position": 2, "parts": 3, "logprobs": [-3.0]},
+        ],
+    )
+    assert rows(run, "select trainer_logp, comparable from tokens") == [(None, False)] * 3
+
+
+def test_routing_that_lies_in_parts_is_compared_part_by_part(tmp_path: Path) -> None:
+    """Two pipeline stages own two layers each, two sequence-parallel ranks a half of the tokens each."""
+    rng = np.random.default_rng(0)
+    whole = np.array([[rng.permutation(8)[:2] for _ in range(4)] for _ in range(6)])
+    other = whole.copy()
+    other[4, 2] = (other[4, 2] + 1) % 8
+    parts = [
+        {**experts_row("a", "trainer", other[low:high][:, layers], num_experts=8, parts=4, first_position=low), "layer_ids": layers}
+        for low, high in ((0, 3), (3, 6))
+        for layers in ([0, 1], [2, 3])
+    ]
+    run = write_run(
+        tmp_path / "run", sequences=[{"step": 0, "sequence_id": "a"}], routing=[experts_row("a", "rollout", whole, num_experts=8), *parts]
+    )
+    assert rows(run, "select count(*), count(distinct (absolute_position, layer)) from routing_pairs") == [(24, 24)]
+    assert rows(run, "select absolute_position, layer from routing_pairs where differs") == [(4, 2)]
