@@ -5,6 +5,7 @@ Memory is bounded by reading groups of whole steps whose files add up to about `
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,6 +14,7 @@ import pyarrow.compute as pc
 
 from rlaudit.analyzers.lists import ListColumn, flags, list_column, list_lengths, nulls
 from rlaudit.analyzers.token_sums import Tokens, tokens_of
+from rlaudit.arrow import arrow_schema
 from rlaudit.run import Run
 
 Array = Any
@@ -101,8 +103,8 @@ class Group(NamedTuple):
 
 def load(run: Run, steps: Steps, *, loss_mask: bool = False) -> Group:
     """Read one group. A sequence that occurs twice keeps its first row. loss_mask: read that column too."""
-    sequences = run.read("sequences", (*_SEQUENCES, *SAMPLING, *(("loss_mask", "rank") if loss_mask else ())), steps=steps)
-    scores = run.read("scores", tuple(dict.fromkeys((*_SCORES, *SEMANTICS))), steps=steps)
+    sequences = _read(run, "sequences", (*_SEQUENCES, *SAMPLING, *(("loss_mask", "rank") if loss_mask else ())), steps=steps)
+    scores = _read(run, "scores", tuple(dict.fromkeys((*_SCORES, *SEMANTICS))), steps)
     keys, row_keys = _keys(sequences, scores)
     _, kept = np.unique(keys, return_index=True)
     duplicates = len(keys) - len(kept)
@@ -141,6 +143,18 @@ def load(run: Run, steps: Steps, *, loss_mask: bool = False) -> Group:
 
 def _distinct(table: pa.Table, columns: tuple[str, ...]) -> pa.Table:
     return table.select(columns).group_by(columns, use_threads=False).aggregate([([], "count_all")]).rename_columns([*columns, "count"])
+
+
+def _read(run: Run, table: str, columns: Sequence[str], steps: Steps) -> pa.Table:
+    """Rows of ``steps``. Segments that lie within them are read without a filter, in half the time (a step is never null here)."""
+    schema = pa.schema([arrow_schema(table).field(name) for name in columns])
+    within = (pc.field("step") >= steps[0]) & (pc.field("step") <= steps[1])
+    parts = []
+    for segment in run.segments(table, steps):
+        first, last = segment.first_step, segment.last_step
+        whole = first is not None and last is not None and steps[0] <= first and last <= steps[1]
+        parts.append(run.read_segment(segment, columns, None if whole else within).cast(schema))
+    return pa.concat_tables(parts) if parts else schema.empty_table()
 
 
 def locate(group: Group, table: pa.Table) -> Array:

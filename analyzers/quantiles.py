@@ -23,7 +23,7 @@ SORT_BELOW = 4096
 """Fewer values than this are sorted; from more, only those near the wanted rank."""
 SAMPLE = 64
 """One value of this many brackets a rank."""
-DEVIATIONS = 6.0
+DEVIATIONS = 4.0
 """Half-width of the bracket in standard deviations of the sample's rank; a bracket that misses (values in some order) is widened to all."""
 
 
@@ -74,15 +74,15 @@ def _bracket(sample: Array, share: float) -> tuple[np.float32, np.float32]:
 
 def _neighbours(values: Array, rank: int, low: np.float32, high: np.float32) -> tuple[float, float]:
     """The rank-th and the next smallest of ``values`` (the same one at the end), looked for between ``low`` and ``high`` first."""
-    last = len(values) - 1
+    after = min(rank + 1, len(values) - 1)
     above = values >= low
     below = len(values) - int(np.count_nonzero(above))
     inside = values[above & (values <= high)]
-    if low < high:  # otherwise one value, perhaps most of all: nothing to sort
-        inside = np.sort(inside)
-    if rank < below or below + len(inside) <= min(rank + 1, last):
-        below, inside = 0, np.sort(values)
-    return inside[rank - below], inside[min(rank + 1, last) - below]
+    if rank < below or below + len(inside) <= after:
+        below, inside, low = 0, values, np.float32(-1)
+    if low < high:  # otherwise one value, perhaps most of all: in order as it is
+        inside = np.partition(inside, [rank - below, after - below])
+    return inside[rank - below], inside[after - below]
 
 
 class Distribution:

@@ -306,7 +306,7 @@ def _count_unusual(x: Array, y: Array, counts: Counts) -> None:
 def _centred(block: Sums, work: Array, n: int) -> Sums:
     """Add the centred moments of work[:6]. Values that vary little beside their mean are centred first, in place."""
     rows = work[:6, :n]
-    block.mean = rows.sum(axis=1) / n
+    block.mean = rows.sum(axis=1) / n  # pairwise, unlike the sums by span
     squares = {row: np.dot(rows[row], rows[row]) for row in (P, X, D, T)}
     block.squares = np.array([squares[row] for row in (P, X, D, T, T, D)]) - n * block.mean * block.mean
     block.cross = np.array([np.dot(rows[i], rows[j]) - n * block.mean[i] * block.mean[j] for i, j in CROSS])
