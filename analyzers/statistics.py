@@ -63,6 +63,7 @@ class TokenStats:
         self.clusters += other.clusters
         self.products = self.products + other.products
 
+    @np.errstate(over="ignore", invalid="ignore")  # such a metric is withheld
     def metrics(self, quantiles: Mapping[str, float | None] | None = None) -> dict[str, float | None]:
         """The metrics by catalogue name; None where undefined (no variance) or beyond float64; empty without tokens."""
         n, s = self.tokens, self.sums

@@ -159,6 +159,7 @@ class _Block(NamedTuple):
     owner: Array | None
 
 
+@np.errstate(over="ignore", under="ignore", invalid="ignore")  # NaN is counted, and a metric that overflows is withheld
 def measure(tokens: Tokens, a_start: Array, b_start: Array, mask_start: Array, length: Array) -> Measured:
     """Statistics of spans: span i is logprobs[a_start[i]:][:length[i]] (rollout) beside logprobs[b_start[i]:][:length[i]] (trainer).
 
