@@ -38,10 +38,10 @@ demo: $(VENV)/installed ## Capture and audit two real GRPO runs of a tiny mixtur
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
 test: lint $(VENV)/tools $(VENV)/installed ## Lint and the fast tests
-	$(BIN)/python -m pytest -m "not integration" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not integration" -n 2 --dist loadfile -rs
 
 test-integration: $(VENV)/tools $(VENV)/installed $(VENV)/models ## Tests that run real frameworks, models and installations
-	$(BIN)/python -m pytest -m integration
+	$(BIN)/python -m pytest -m integration -rs
 
 lint: $(VENV)/tools $(VENV)/installed ## Ruff, mypy (strict) and the import contracts
 	$(BIN)/ruff check .

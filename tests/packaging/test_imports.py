@@ -32,7 +32,12 @@ def test_what_a_training_process_imports_at_its_start_is_light(statement: str, t
 def test_the_public_reader_is_there_when_asked_for(tmp_path: Path) -> None:
     loaded = loaded_by("import rlaudit; rlaudit.Run", tmp_path)
     assert {"rlaudit.run", "pyarrow"} <= loaded
-    assert not loaded & {"torch", "scipy", "numba", "pandas"}
+    assert not loaded & {"torch", "scipy", "numba"}
+
+
+def test_no_module_of_the_core_needs_a_machine_learning_or_rendering_library(tmp_path: Path) -> None:
+    modules = [f"rlaudit.{file.stem}" for file in (Path(__file__).parents[2] / "audit").glob("*.py") if file.stem != "__init__"]
+    assert not loaded_by(f"import {', '.join(modules)}", tmp_path) & {"torch", "transformers", "numba", "typer", "rich"}
 
 
 def test_help_needs_no_analysis_library(tmp_path: Path) -> None:
