@@ -6,14 +6,12 @@ cd "$(dirname "$0")/.."
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY="${TRANSFORMERS_VERBOSITY:-error}"
 script=examples/grpo_tiny_moe.py
 
-# Makes room for a demo's run: removes the folder $1 where it holds one, and stops where it holds anything else.
-make_room() {
-    [ -e "$1" ] || return 0
-    if ! grep -qs "$script" "$1/manifest.json"; then
+# Stops where the folder $1 is there and holds anything else than a run of an earlier demo.
+check_room() {
+    if [ -e "$1" ] && ! grep -qs "$script" "$1/manifest.json"; then
         echo "$1 is there already and isn't from an earlier demo, so it is left alone. Move it away, then run the demo again." >&2
         exit 1
     fi
-    rm -rf "$1"
 }
 
 # Prints what is about to run, then runs it.
@@ -30,8 +28,9 @@ verdict = json.load(sys.stdin)["verdict"]
 print("  {:9} {:13} {}".format(sys.argv[1], verdict["status"], verdict["sentence"]))' "$1"
 }
 
-make_room runs/demo-fp32
-make_room runs/demo
+check_room runs/demo-fp32
+check_room runs/demo
+rm -rf runs/demo-fp32 runs/demo
 show rlaudit capture --out runs/demo-fp32 -- python "$script" --dtype float32
 show rlaudit capture --out runs/demo -- python "$script" --dtype bfloat16
 show rlaudit report runs/demo-fp32
