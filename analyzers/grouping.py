@@ -28,7 +28,7 @@ ROLLOUT, TRAINER, UPDATE, OTHER = 0, 1, 2, 3
 SOURCES = {"rollout": ROLLOUT, "trainer": TRAINER, "update": UPDATE}
 
 _SEQUENCES = ("attempt", "step", "sequence_id", "phase", "response_tokens", "prompt_tokens", "sampled_mask", "version_spans")
-_SCORES = ("attempt", "step", "sequence_id", "source", "update", "first_position", "logprobs", "policy_updates")
+_SCORES = ("attempt", "step", "sequence_id", "source", "update", "first_position", "logprobs", "policy_updates", "parts")
 SEMANTICS = ("source", "forward", "temperature", "logprob_mode", "dtype", "weight_dtype", "backend")
 """Columns of ``scores`` that say what its log-probabilities mean."""
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -71,7 +71,7 @@ class Group(NamedTuple):
 
     Unknown integers are ``UNKNOWN``. train: phase is train. response, prompt: lengths in tokens (-1: null). sampled: the mask of sampled
     tokens, sampled_tokens how many there are, in_loss: the loss mask (None unless asked for). row_sequence: the score's sequence,
-    -1 where it has no row.
+    -1 where it has no row. parts: into how many rows the score's evaluation is split (1: whole).
     semantics, sampling: the distinct values of SEMANTICS and SAMPLING with their number of rows (``count``).
     """
 
@@ -92,6 +92,7 @@ class Group(NamedTuple):
     update: Array
     first_position: Array
     updates: Array
+    parts: Array
     logprobs: ListColumn
     tokens: Tokens
 
@@ -132,6 +133,7 @@ def load(run: Run, steps: Steps, *, loss_mask: bool = False) -> Group:
         update=integers(scores["update"]),
         first_position=integers(scores["first_position"]),
         updates=integers(scores["policy_updates"]),
+        parts=integers(scores["parts"]).clip(1),
         logprobs=logprobs,
         tokens=tokens_of(logprobs.values, nulls(logprobs), flags(sampled)),
         duplicate_sequences=duplicates,

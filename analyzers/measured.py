@@ -15,6 +15,7 @@ from rlaudit.analyzers.framework import FRAMEWORK_NAMES, StepNumbers, framework_
 from rlaudit.analyzers.grouping import SAMPLING, SEMANTICS, Group, Steps, load, plan
 from rlaudit.analyzers.identity import Identity, check_identity
 from rlaudit.analyzers.pairing import Joined, pair, recompute_side, rollout_side, trainer_side, update_side
+from rlaudit.analyzers.parts import PartsCheck, check_parts
 from rlaudit.analyzers.routing_pass import ROLLOUT_TRAINER, TRAINER_UPDATE, RoutingPass, measure_routing
 from rlaudit.analyzers.statistics import TokenStats
 from rlaudit.analyzers.token_pass import TokenPass, measure_spans, now
@@ -52,6 +53,8 @@ class Measured:
     sampling: dict[tuple[Any, ...], int] = field(default_factory=dict)
     framework: dict[int, StepNumbers] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
+    parts: PartsCheck = field(default_factory=PartsCheck)
+    scores_in_parts: int = 0
     duplicate_sequences: int = 0
     orphan_scores: int = 0
 
@@ -108,28 +111,34 @@ def measure(run: Run) -> Measured:
     tools = kernels() if needs_kernels(run) else vectorised()
     checked = {name for name in run.read("framework_metrics", ["name"])["name"].unique().to_pylist() if name in FRAMEWORK_NAMES}
     total = Measured(run, losses=read_losses(run))
-    groups = plan(run)
+    _measure_groups(total, plan(run), tools, with_framework=bool(checked))
+    if total.scores_in_parts or any(routing.in_parts for routing in total.routing.values()):
+        total.parts = check_parts(run)
+    return total
+
+
+def _measure_groups(total: Measured, groups: list[Steps], tools: Kernels, *, with_framework: bool) -> None:
+    run = total.run
     if len(groups) <= 1:
         for steps in groups:
-            _add(total, _measure_group(run, tools, steps, load(run, steps, loss_mask=bool(checked)), now))
-        return total
+            _add(total, _measure_group(run, tools, steps, load(run, steps, loss_mask=with_framework), now))
+        return
     # Sums run on this thread. Reading and quantiles, which hold the interpreter for moments only, run beside it: block-wise sums on
     # several threads would mostly wait for each other.
     with ThreadPoolExecutor(THREADS) as pool:
-        loading = deque((steps, pool.submit(load, run, steps, loss_mask=bool(checked))) for steps in groups[:AHEAD])
+        loading = deque((steps, pool.submit(load, run, steps, loss_mask=with_framework)) for steps in groups[:AHEAD])
         measured: deque[Measured] = deque()
         for place in range(len(groups)):
             steps, future = loading.popleft()
             group = future.result()
             if place + AHEAD < len(groups):
                 following = groups[place + AHEAD]
-                loading.append((following, pool.submit(load, run, following, loss_mask=bool(checked))))
+                loading.append((following, pool.submit(load, run, following, loss_mask=with_framework)))
             measured.append(_measure_group(run, tools, steps, group, lambda work: pool.submit(work).result))
             if len(measured) > 1:
                 _add(total, measured.popleft())
         for part in measured:
             _add(total, part)
-    return total
 
 
 def _measure_group(run: Run, tools: Kernels, steps: Steps, group: Group, later: Any) -> Measured:
@@ -151,6 +160,7 @@ def _describe(group: Group, found: Measured) -> None:
     found.sampled = int(group.sampled_tokens[train].sum())
     found.not_train = int((~train).sum())
     found.duplicate_sequences, found.orphan_scores = group.duplicate_sequences, group.orphan_scores
+    found.scores_in_parts = int((group.parts > 1).sum())
     found.semantics, found.sampling = _counted(group.semantics), _counted(group.sampling)
 
 
@@ -163,7 +173,7 @@ def _add(total: Measured, part: Measured) -> None:
     part.main.settle()
     part.floor.settle()
     total.step_numbers |= part.step_numbers
-    for name in ("tokens", "sampled", "not_train", "duplicate_sequences", "orphan_scores"):
+    for name in ("tokens", "sampled", "not_train", "scores_in_parts", "duplicate_sequences", "orphan_scores"):
         setattr(total, name, getattr(total, name) + getattr(part, name))
     for name in ("joined", "main", "floor", "identity"):
         getattr(total, name).add(getattr(part, name))

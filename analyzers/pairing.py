@@ -51,13 +51,17 @@ class LengthMismatch(NamedTuple):
 
 @dataclass(slots=True)
 class Joined:
-    """How the sequences of phase train joined. Counts of sequences; examples are a few each."""
+    """How the sequences of phase train joined. Counts of sequences; examples are a few each.
+
+    broken: a side has only evaluations that lack parts. unscored: sequences that lack a side for another reason.
+    """
 
     sequences: int = 0
     joined: int = 0
     without_rollout: int = 0
     without_trainer: int = 0
     without_both: int = 0
+    broken: int = 0
     empty: int = 0
     length_mismatches: int = 0
     duplicate_scores: int = 0
@@ -73,6 +77,7 @@ class Joined:
             "without_rollout",
             "without_trainer",
             "without_both",
+            "broken",
             "empty",
             "length_mismatches",
             "duplicate_scores",
@@ -85,11 +90,15 @@ class Joined:
 
 
 class Side(NamedTuple):
-    """The scores rows of one evaluation: rows sorted by sequence and first position; sequence i owns rows[first[i]:][:parts[i]]."""
+    """The scores rows of one evaluation: rows sorted by sequence and first position; sequence i owns rows[first[i]:][:parts[i]].
+
+    broken: True where a sequence has only evaluations that lack parts.
+    """
 
     rows: Array
     first: Array
     parts: Array
+    broken: Array
     duplicates: int
 
 
@@ -115,21 +124,36 @@ def update_side(group: Group) -> Side:
 
 
 def _side(group: Group, chosen: Array, place: Array | None = None) -> Side:
-    """The best evaluation of each sequence among ``chosen``: least place, then least update; rows of equal position beyond the
-    first are duplicates."""
+    """The best whole evaluation of each sequence among ``chosen``: least place, then least update.
+
+    Rows that repeat a position are duplicates: the first one counts. An evaluation that lacks parts is no evaluation.
+    """
     rows = np.flatnonzero(chosen & (group.row_sequence >= 0))
     order = np.zeros(len(group.source), np.int64) if place is None else place
     rows = rows[np.lexsort((group.first_position[rows], group.update[rows], order[rows], group.row_sequence[rows]))]
+    same_evaluation = _repeats(group.row_sequence[rows], order[rows], group.update[rows])
+    repeats = same_evaluation & _repeats(group.first_position[rows])
+    rows, same_evaluation = rows[~repeats], same_evaluation[~repeats]
+    evaluation = np.cumsum(~same_evaluation) - 1
+    whole = np.bincount(evaluation)[evaluation] >= group.parts[rows] if len(rows) else np.zeros(0, bool)
+    has_broken = np.zeros(len(group.step), bool)
+    has_broken[group.row_sequence[rows[~whole]]] = True
+    rows, evaluation = rows[whole], evaluation[whole]
     sequence = group.row_sequence[rows]
-    leads = np.r_[True, sequence[1:] != sequence[:-1]][: len(rows)]
-    best = rows[np.maximum.accumulate(np.where(leads, np.arange(len(rows)), 0))] if len(rows) else rows
-    same = (order[rows] == order[best]) & (group.update[rows] == group.update[best])
-    rows, sequence = rows[same], sequence[same]
-    position = group.first_position[rows]
-    repeats = np.r_[False, (sequence[1:] == sequence[:-1]) & (position[1:] == position[:-1])][: len(rows)]
-    rows, sequence = rows[~repeats], sequence[~repeats]
-    parts = np.bincount(sequence, minlength=len(group.step)) if len(rows) else np.zeros(len(group.step), np.int64)
-    return Side(rows, np.cumsum(parts) - parts, parts, int(repeats.sum()))
+    leads = ~_repeats(sequence)
+    first = np.maximum.accumulate(np.where(leads, np.arange(len(rows)), 0))
+    rows = rows[evaluation == evaluation[first]]
+    parts = np.bincount(group.row_sequence[rows], minlength=len(group.step))
+    return Side(rows, np.cumsum(parts) - parts, parts, has_broken & (parts == 0), int(repeats.sum()))
+
+
+def _repeats(*columns: Array) -> Array:
+    """True for entries that equal the one before in every column."""
+    same = np.ones(len(columns[0]), bool)
+    same[:1] = False
+    for column in columns:
+        same[1:] &= column[1:] == column[:-1]
+    return same
 
 
 def pair(group: Group, a: Side, b: Side, joined: Joined | None = None) -> Spans:
@@ -165,26 +189,26 @@ def pair(group: Group, a: Side, b: Side, joined: Joined | None = None) -> Spans:
     spans = _concatenate([spans, *[found for found in slow if isinstance(found, Spans)]])
     failed = [found for found in slow if isinstance(found, LengthMismatch)]
     if joined is not None:
-        _count(group, joined, has_a, has_b, len(both), mismatches + len(failed), [*mismatched, *failed], a.duplicates + b.duplicates)
+        _count(group, joined, a, b, mismatches + len(failed), [*mismatched, *failed])
     return spans
 
 
-def _count(
-    group: Group, joined: Joined, has_a: Array, has_b: Array, both: int, mismatches: int, examples: list[LengthMismatch], duplicates: int
-) -> None:
-    train = group.train
-    lacking = np.flatnonzero(train & ~(has_a & has_b) & (group.response != 0))
+def _count(group: Group, joined: Joined, a: Side, b: Side, mismatches: int, examples: list[LengthMismatch]) -> None:
+    train, has_a, has_b = group.train, a.parts > 0, b.parts > 0
+    broken = train & (a.broken | b.broken)
+    lacking = np.flatnonzero(train & ~(has_a & has_b) & ~broken & (group.response != 0))
     steps, missing = np.unique(group.step[lacking], return_counts=True)
     joined.add(
         Joined(
             sequences=int(train.sum()),
-            joined=both,
+            joined=int((train & has_a & has_b).sum()),
             without_rollout=int((train & has_b & ~has_a).sum()),
             without_trainer=int((train & has_a & ~has_b).sum()),
             without_both=int((train & ~has_a & ~has_b).sum()),
+            broken=int(broken.sum()),
             empty=int((train & (group.response == 0)).sum()),
             length_mismatches=mismatches,
-            duplicate_scores=duplicates,
+            duplicate_scores=a.duplicates + b.duplicates,
             examples=examples[:EXAMPLES],
             unscored=[(int(group.step[i]), str(group.ids[i])) for i in lacking[:EXAMPLES]],
             unscored_by_step=dict(zip(steps.tolist(), missing.tolist(), strict=True)),

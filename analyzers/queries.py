@@ -29,14 +29,16 @@ TOKENS_SQL = "FROM tokens\nWHERE comparable AND phase = 'train'{more}"
 WHOLE_SQL = """
   AND (attempt, step, sequence_id) NOT IN (
     SELECT (q.attempt, q.step, q.sequence_id) FROM sequences q
-    JOIN scores s ON q.attempt = s.attempt AND q.step = s.step AND q.sequence_id = s.sequence_id
+    JOIN whole_scores s ON q.attempt = s.attempt AND q.step = s.step AND q.sequence_id = s.sequence_id
     WHERE s.source IN ('rollout', 'trainer', 'update')
-    GROUP BY q.attempt, q.step, q.sequence_id, s.source, s."update", q.response_tokens, q.sampled_mask
-    HAVING sum(len(s.logprobs)) IS DISTINCT FROM len(q.response_tokens) OR len(q.sampled_mask) <> len(q.response_tokens))"""
+      AND (len(s.logprobs) IS DISTINCT FROM len(q.response_tokens) OR len(q.sampled_mask) <> len(q.response_tokens)))"""
 """Leaves out the sequences that LEN_MISMATCH withholds; only added where there are any."""
 
 ROUTING_SQL = """FROM routing_pairs
 WHERE source_a = 'rollout' AND source_b = '{source}' AND update_b = 0 AND {lag}"""
+TRAIN_SQL = """
+  AND (attempt, step, sequence_id) IN (SELECT (attempt, step, sequence_id) FROM sequences WHERE phase = 'train')"""
+"""Keeps other phases out of ``routing_pairs``, which has no phase; only added where there are any."""
 
 QUERYABLE_TOKENS = 20_000_000
 """More tokens than this don't fit into a small machine's memory at once (about 15 bytes a token): the queries then take one step range."""
@@ -67,7 +69,7 @@ def report_queries(measured: Measured) -> dict[str, str]:
     }
     if measured.routing_at().joined:
         source = "trainer" if measured.routing_at().sources.get("trainer") else "update"
-        rows = ROUTING_SQL.format(source=source, lag=lag) + part
+        rows = ROUTING_SQL.format(source=source, lag=lag) + part + (TRAIN_SQL if measured.not_train else "")
         queries[f"Routing by layer{note}"] = (
             f"SELECT layer, count(*) AS tokens, avg(differs::INT) AS disagreement, sum(overlap) / sum(top_k) AS "
             f"overlap\n{rows}\nGROUP BY layer\nORDER BY layer"

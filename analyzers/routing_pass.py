@@ -38,6 +38,7 @@ _INDEX = (
     "layer_ids",
     "top_k",
     "num_experts",
+    "parts",
     "policy_updates",
 )
 
@@ -71,6 +72,7 @@ class RoutingPass:
     unknown_version: int = 0
     different_shape: int = 0
     without_sequence: int = 0
+    in_parts: int = 0
     invalid_blobs: list[InvalidBlob] = field(default_factory=list)
     invalid_blob_count: int = 0
 
@@ -87,6 +89,7 @@ class RoutingPass:
             "unknown_version",
             "different_shape",
             "without_sequence",
+            "in_parts",
             "invalid_blob_count",
         ):
             setattr(self, name, getattr(self, name) + getattr(other, name))
@@ -123,6 +126,7 @@ class _Rows(NamedTuple):
     layers: list[tuple[int, ...]]
     top_k: Array
     num_experts: Array
+    parts: Array
     data: Array
     start: Array
     size: Array
@@ -162,6 +166,7 @@ def measure_routing(
                 equal.invalid_blob_count + len(broken),
             )
             equal.without_sequence += int((rows.sequence < 0).sum())
+            equal.in_parts += int((rows.parts > 1).sum())
             items = _items(group, rows, sides, found, name)
             for lag, chosen in items.items():
                 _compare(kernels, group, rows, chosen, spans, lag, found[name, lag])
@@ -205,6 +210,7 @@ def _rows(group: Group, table: pa.Table) -> _Rows:
         layers=[tuple(layers) if layers is not None else () for layers in table["layer_ids"].to_pylist()],
         top_k=integers(table["top_k"]),
         num_experts=integers(table["num_experts"]),
+        parts=integers(table["parts"]).clip(1),
         data=np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8),
         start=offsets[:-1],
         size=np.diff(offsets),
@@ -258,7 +264,8 @@ def _items(group: Group, rows: _Rows, sides: Sources, found: dict[tuple[str, str
 
 
 def _chosen(rows: _Rows, side: tuple[int, ...]) -> dict[int, list[int]]:
-    """The rows of each sequence's best evaluation on one side: first source in ``side``, then first update; all its parts."""
+    """The rows of each sequence's best evaluation on one side: first source in ``side``, then first update. All its parts; without one
+    that lacks some."""
     best: dict[int, tuple[int, int]] = {}
     held: dict[int, list[int]] = {}
     for row in range(len(rows.sequence)):
@@ -270,7 +277,7 @@ def _chosen(rows: _Rows, side: tuple[int, ...]) -> dict[int, list[int]]:
             best[sequence], held[sequence] = rank, [row]
         elif rank == best[sequence]:
             held[sequence].append(row)
-    return held
+    return {sequence: own for sequence, own in held.items() if len(own) >= rows.parts[own[0]]}
 
 
 def _compare(kernels: Kernels, group: Group, rows: _Rows, items: list[_Item], spans: Spans, lag: str, found: RoutingPass) -> None:

@@ -20,6 +20,7 @@ from rlaudit.analyzers.rules import (
     losses,
     missing,
     nonfinite,
+    parts_missing,
     positive,
     precision,
     routing_noise,
@@ -38,24 +39,13 @@ class Rule(Protocol):
     def check(self, measured: Measured, before: Sequence[Finding]) -> list[Finding]: ...
 
 
-RULES: tuple[Rule, ...] = (
-    losses,
-    joins,
-    duplicates,
-    missing,  # integrity
-    lengths,
-    token_identity,  # tokens
-    nonfinite,
-    positive,
-    zeros,
-    semantics,
-    importance_ratio,  # log-probability semantics
-    staleness,  # versions
-    routing_rows,  # routing
-    precision,
-    routing_noise,
-    bitwise,  # numerics
-)
+INTEGRITY: tuple[Rule, ...] = (losses, joins, parts_missing, duplicates, missing)
+TOKENS: tuple[Rule, ...] = (lengths, token_identity)
+SEMANTICS: tuple[Rule, ...] = (nonfinite, positive, zeros, semantics, importance_ratio)
+VERSIONS: tuple[Rule, ...] = (staleness,)
+ROUTING: tuple[Rule, ...] = (routing_rows,)
+NUMERICS: tuple[Rule, ...] = (precision, routing_noise, bitwise)
+RULES = (*INTEGRITY, *TOKENS, *SEMANTICS, *VERSIONS, *ROUTING, *NUMERICS)
 
 
 def find(measured: Measured) -> tuple[Finding, ...]:

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from rlaudit.analyzers.measured import Measured
 from rlaudit.findings import Evidence, Finding
 
-SQL = """SELECT q.step, q.sequence_id, s.source, s."update", len(q.response_tokens) AS response, sum(len(s.logprobs)) AS logprobs,
-len(q.sampled_mask) AS mask
-FROM sequences q JOIN scores s ON q.attempt = s.attempt AND q.step = s.step AND q.sequence_id = s.sequence_id
+SQL = """SELECT q.step, q.sequence_id, s.source, s."update", len(q.response_tokens) AS response, len(s.logprobs) AS logprobs,
+       len(q.sampled_mask) AS mask
+FROM sequences q JOIN whole_scores s ON q.attempt = s.attempt AND q.step = s.step AND q.sequence_id = s.sequence_id
 WHERE q.phase = 'train' AND s.source IN ('rollout', 'trainer', 'update')
-GROUP BY q.attempt, q.step, q.sequence_id, s.source, s."update", q.response_tokens, q.sampled_mask
-HAVING logprobs IS DISTINCT FROM response OR mask <> response
+  AND (len(s.logprobs) IS DISTINCT FROM len(q.response_tokens) OR len(q.sampled_mask) <> len(q.response_tokens))
 ORDER BY q.step, q.sequence_id"""
 
 

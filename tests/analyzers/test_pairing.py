@@ -90,19 +90,32 @@ def test_a_sequence_sampled_under_two_policy_versions_is_cut_where_they_change(t
     assert found.values() == [([-1, -2], [-4, -5], 1), ([-3], [-6], 0)]
 
 
+def parted(source: str, parts: list[tuple[int, list[float]]], of: int) -> list[dict[str, Any]]:
+    """Rows of one evaluation that ranks wrote in parts: (first position, log-probabilities)."""
+    return [score(source, values, first_position=first, parts=of) for first, values in parts]
+
+
 def test_parts_of_context_parallel_ranks_are_put_together(tmp_path: Path) -> None:
-    scores = [
-        score("trainer", [-6], first_position=2), score("rollout", [-1, -2, -3]), score("trainer", [-4, -5], first_position=0)
-    ]  # fmt: skip
+    scores = [score("rollout", [-1, -2, -3]), *parted("trainer", [(2, [-6]), (0, [-4, -5])], of=2)]
     assert Compared(tmp_path, [sequence(3)], scores).values() == [([-1, -2], [-4, -5], 0), ([-3], [-6], 0)]
 
 
-@pytest.mark.parametrize("parts", [[(0, 1), (2, 1)], [(0, 2), (1, 2)], [(1, 2)]])
-def test_parts_that_leave_a_gap_or_overlap_are_withheld(tmp_path: Path, parts: list[tuple[int, int]]) -> None:
-    trainer = [score("trainer", [-1.0] * length, first_position=first) for first, length in parts]
-    found = Compared(tmp_path, [sequence(3)], [score("rollout", [-1, -2, -3]), *trainer])
+@pytest.mark.parametrize("parts", [[(0, [-1]), (2, [-1])], [(0, [-1, -1]), (1, [-1, -1])], [(1, [-1]), (2, [-1])]])
+def test_parts_that_leave_a_gap_or_overlap_are_withheld(tmp_path: Path, parts: list[tuple[int, list[float]]]) -> None:
+    found = Compared(tmp_path, [sequence(3)], [score("rollout", [-1, -2, -3]), *parted("trainer", parts, of=2)])
     assert found.values() == []
     assert found.joined.length_mismatches == 1
+
+
+def test_an_evaluation_that_lacks_a_part_is_left_out_and_no_length_mismatch(tmp_path: Path) -> None:
+    found = Compared(tmp_path, [sequence(3)], [score("rollout", [-1, -2, -3]), *parted("trainer", [(0, [-4, -5])], of=2)])
+    assert found.values() == []
+    assert (found.joined.length_mismatches, found.joined.broken, found.joined.unscored) == (0, 1, [])
+
+
+def test_a_whole_evaluation_stands_in_for_one_that_lacks_a_part(tmp_path: Path) -> None:
+    scores = [score("rollout", [-1, -2]), *parted("trainer", [(0, [-4])], of=2), score("update", [-5, -6])]
+    assert Compared(tmp_path, [sequence(2)], scores).values() == [([-1, -2], [-5, -6], 0)]
 
 
 @pytest.mark.parametrize(("response", "rollout", "trainer"), [(3, 2, 3), (3, 3, 2), (3, 2, 2), (2, 3, 3)])

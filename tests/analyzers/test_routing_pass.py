@@ -84,10 +84,12 @@ def test_rows_are_aligned_through_their_first_position(tmp_path: Path) -> None:
 def test_layers_are_aligned_by_their_absolute_number(tmp_path: Path) -> None:
     rollout = rows(3, 3)
     rollout[:, 1] = [2, 3]
-    run = write(
-        tmp_path,
-        [experts_row("a", "rollout", rollout, num_experts=4, layer_ids=[1, 4, 7]), experts_row("a", "trainer", rollout[:, [1, 0]], num_experts=4, layer_ids=[4, 1])],
-    )  # fmt: skip
+    trainer = rollout[:, [1, 0]]
+    routing = [
+        experts_row("a", "rollout", rollout, num_experts=4, layer_ids=[1, 4, 7]),
+        experts_row("a", "trainer", trainer, num_experts=4, layer_ids=[4, 1]),
+    ]
+    run = write(tmp_path, routing)
     found = compare(run)["main", "equal"]
     assert {layer: counts[rk.DIFFERING] for layer, counts in found.by_layer().items()} == {1: 0, 4: 0}
 
