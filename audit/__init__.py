@@ -6,11 +6,7 @@ Importing this package imports nothing heavy: it happens inside training process
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
 from rlaudit.recording import (
-    Packed,
-    Padded,
     capturing,
     record_event,
     record_links,
@@ -23,7 +19,11 @@ from rlaudit.recording import (
     step,
 )
 
+TYPE_CHECKING = False  # as typing.TYPE_CHECKING, whose module is slow to import
 if TYPE_CHECKING:
+    from typing import Any
+
+    from rlaudit.batches import Packed, Padded
     from rlaudit.run import Run
 
 __version__ = "0.1.0"
@@ -52,4 +52,8 @@ def __getattr__(name: str) -> Any:
         from rlaudit.run import Run
 
         return Run
+    if name in ("Packed", "Padded"):
+        from rlaudit import batches
+
+        return getattr(batches, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

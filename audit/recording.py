@@ -14,57 +14,49 @@ Arguments that are one value a sequence take a scalar (for all) or a sequence of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+TYPE_CHECKING = False  # as typing.TYPE_CHECKING; importing typing would cost every Python process below a captured command
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any, Protocol
+
+    from rlaudit.batches import Packed, Padded
+
+    PerSequence = Any
+    """A scalar for all sequences, or a sequence of n."""
+    Batch = Any
+    """n sequences: see the module's docstring."""
+
+    class Sink(Protocol):
+        """What a recorder offers; ``rlaudit.capture.sink`` implements it."""
+
+        def record_rollout(self, **columns: Any) -> None: ...
+        def record_scores(self, **columns: Any) -> None: ...
+        def record_routing(self, **columns: Any) -> None: ...
+        def record_request(self, **columns: Any) -> None: ...
+        def record_links(self, **columns: Any) -> None: ...
+        def record_weights(self, **columns: Any) -> None: ...
+        def record_metrics(self, **columns: Any) -> None: ...
+        def record_event(self, **columns: Any) -> None: ...
+        def step(self, step: int) -> None: ...
+        def wants(self, what: str) -> bool: ...
 
 
-class Padded(NamedTuple):
-    """A padded batch: ``values`` (n, width) and which entries of each row count.
-
-    Exactly one of ``mask`` (n, width; non-zero keeps, kept entries stay in order) and
-    ``lengths`` (n; keeps the first ``lengths[i]`` entries) is given. ``valid`` (n, width) marks, with
-    zero, kept entries whose value is missing: they become null.
-    """
-
-    values: Any
-    mask: Any = None
-    lengths: Any = None
-    valid: Any = None
-
-
-class Packed(NamedTuple):
-    """A packed batch: ``values`` (total, ...) and ``offsets`` (n + 1), as ``cu_seqlens``: sequence i is values[offsets[i]:offsets[i + 1]].
-
-    ``skip`` and ``keep`` (n; None: 0 and all) cut each sequence to its entries [skip, skip + keep): the response in a packed
-    prompt and response.
-    """
-
-    values: Any
-    offsets: Any
-    skip: Any = None
-    keep: Any = None
-
-
-PerSequence = Any
-"""A scalar for all sequences, or a sequence of n."""
-Batch = Any
-"""n sequences: see the module's docstring."""
-
-
-class Sink(Protocol):
-    """What a recorder offers; ``rlaudit.capture.sink`` implements it."""
-
-    def record_rollout(self, **columns: Any) -> None: ...
-    def record_scores(self, **columns: Any) -> None: ...
-    def record_routing(self, **columns: Any) -> None: ...
-    def record_request(self, **columns: Any) -> None: ...
-    def record_links(self, **columns: Any) -> None: ...
-    def record_weights(self, **columns: Any) -> None: ...
-    def record_metrics(self, **columns: Any) -> None: ...
-    def record_event(self, **columns: Any) -> None: ...
-    def step(self, step: int) -> None: ...
-    def wants(self, what: str) -> bool: ...
-
+__all__ = [
+    "Packed",
+    "Padded",
+    "capturing",
+    "record_event",
+    "record_links",
+    "record_metrics",
+    "record_request",
+    "record_rollout",
+    "record_routing",
+    "record_scores",
+    "record_weights",
+    "set_sink",
+    "step",
+    "wants",
+]
 
 _sink: Sink | None = None
 
@@ -277,3 +269,11 @@ def step(number: int) -> None:
 def _given(arguments: dict[str, Any]) -> dict[str, Any]:
     """The arguments that say something; None means the same as leaving one out."""
     return {name: value for name, value in arguments.items() if value is not None}
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Packed", "Padded"):
+        from rlaudit import batches
+
+        return getattr(batches, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

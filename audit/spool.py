@@ -6,6 +6,9 @@ and a torn last frame is recognised and left out. ``rlaudit.segments`` turns spo
 Layout: a file header (magic, version, length, JSON of the columns that are equal for all rows), then frames.
 A frame is a batch of rows of one table: magic, CRC of the head, length of the head, length of the body, then the
 head (JSON: table, rows, columns) and the body (the columns' buffers, back to back).
+
+The header may be padded with room for *last words*: events that are written in place when the disk takes no more frames.
+They follow the JSON of the header on a line of their own, behind their CRC.
 """
 
 from __future__ import annotations
@@ -16,17 +19,14 @@ import os
 import struct
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
-VERSION = 1
-OPEN_SUFFIX = ".open"
-SEALED_SUFFIX = ".spool"
+from rlaudit.spool_layout import FILE_MAGIC, FRAME_MAGIC, OPEN_SUFFIX, SEALED_SUFFIX, VERSION, file_head, frame_head
 
 _FILE = struct.Struct("<8sII")
 _FRAME = struct.Struct("<4sIIQ")
-_FILE_MAGIC = b"RLASPOOL"
-_FRAME_MAGIC = b"RLAF"
 
 
 class Scalars(NamedTuple):
@@ -94,29 +94,34 @@ def encode_frame(table: str, rows: int, columns: Mapping[str, Field]) -> list[by
         else:
             head[name] = {"kind": "blobs", "lengths": put(field.lengths), "values": put(field.values)}
     text = json.dumps({"table": table, "rows": rows, "columns": head}, separators=(",", ":")).encode()
-    return [_FRAME.pack(_FRAME_MAGIC, zlib.crc32(text), len(text), size), text, *chunks]
+    return [frame_head(text, size), *chunks]
 
 
 class SpoolFile:
     """An open spool. Not thread-safe: the recorder's writer thread owns it."""
 
-    def __init__(self, folder: Path, process: str, number: int, defaults: Mapping[str, Any]) -> None:
-        """Create ``<process>_<number>.open`` in ``folder``. OSError where that isn't possible."""
+    def __init__(self, folder: Path, process: str, number: int, defaults: Mapping[str, Any], words_room: int = 0) -> None:
+        """Create ``<process>_<number>.open`` in ``folder``, with ``words_room`` bytes for last words. OSError where that isn't possible."""
         folder.mkdir(parents=True, exist_ok=True)
         self.path = folder / f"{process}_{number:06d}{OPEN_SUFFIX}"
         self._file = os.open(self.path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600)
-        text = json.dumps(dict(defaults), separators=(",", ":")).encode()
+        text = json.dumps(dict(defaults), separators=(",", ":")).encode() + b"\n"
+        self._words_at = _FILE.size + len(text)
+        self._words_room = words_room
         self.size = 0
-        self._append([_FILE.pack(_FILE_MAGIC, VERSION, len(text)), text])
+        try:
+            self.append([file_head(text + b" " * words_room)])
+        except OSError:
+            self.close()
+            self.path.unlink(missing_ok=True)
+            raise
+        self.head_size = self.size
 
     def append(self, frame: Sequence[bytes | memoryview]) -> None:
         """Write one frame. On OSError (disk full) the file is cut back to its last whole frame and the error raised."""
-        self._append(frame)
-
-    def _append(self, chunks: Sequence[bytes | memoryview]) -> None:
         written = 0
         try:
-            for chunk in chunks:
+            for chunk in frame:
                 view = memoryview(chunk)
                 while view:
                     count = os.write(self._file, view)
@@ -128,11 +133,28 @@ class SpoolFile:
             raise
         self.size += written
 
+    def say_last(self, events: Sequence[Mapping[str, Any]]) -> bool:
+        """Write or replace the last words: rows of ``events`` as JSON values by column. Needs no more room on the disk.
+
+        False where they are too long for the room. OSError where the file can't be written at all.
+        """
+        text = json.dumps([dict(event) for event in events], separators=(",", ":")).encode()
+        line = b"%08x %s\n" % (zlib.crc32(text), text)
+        if len(line) > self._words_room:
+            return False
+        os.pwrite(self._file, line.ljust(self._words_room), self._words_at)
+        return True
+
+    @property
+    def removed(self) -> bool:
+        """True where somebody deleted the file while it was open: what is written to it is lost."""
+        return os.fstat(self._file).st_nlink == 0
+
     def seal(self) -> Path:
-        """Close the file and mark it complete; returns its new path."""
-        self.close()
+        """Mark the file complete and close it; returns its new path. On OSError it is as before, and still open."""
         sealed = self.path.with_suffix(SEALED_SUFFIX)
         self.path.rename(sealed)
+        self.close()
         return sealed
 
     def close(self) -> None:
@@ -143,7 +165,7 @@ class SpoolFile:
 
 
 class SpoolContents(NamedTuple):
-    """What a spool holds: the columns equal for all rows, and its whole frames."""
+    """What a spool holds: the columns equal for all rows, its whole frames, and then its last words, if any, as frames of ``events``."""
 
     defaults: dict[str, Any]
     frames: Iterator[Frame]
@@ -163,15 +185,23 @@ def read_spool(path: Path) -> SpoolContents:
             raise TornSpool(f"{path} is shorter than a spool's header")
         data = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     magic, version, length = _FILE.unpack_from(data)
-    if magic != _FILE_MAGIC:
+    if magic != FILE_MAGIC:
         raise TornSpool(f"{path} is not a spool")
     if version != VERSION:
         raise TornSpool(f"{path} is a spool of version {version}; this rlaudit reads version {VERSION}")
     start = _FILE.size + length
     if len(data) < start:
         raise TornSpool(f"{path} ends inside its header")
-    defaults = json.loads(bytes(data[_FILE.size : start]))
-    return SpoolContents(defaults, _frames(data, start))
+    facts, _, rest = bytes(data[_FILE.size : start]).partition(b"\n")
+    return SpoolContents(json.loads(facts), chain(_frames(data, start), _last_words(rest)))
+
+
+def _last_words(text: bytes) -> Iterator[Frame]:
+    """Last words of a header; none where there are none, or where the process died while it wrote them."""
+    checksum, _, words = text.partition(b"\n")[0].partition(b" ")
+    if words and checksum == b"%08x" % zlib.crc32(words):
+        for event in json.loads(words):
+            yield Frame("events", 1, {name: Constant(value) for name, value in event.items()})
 
 
 def _frames(data: memoryview, at: int) -> Iterator[Frame]:
@@ -179,7 +209,7 @@ def _frames(data: memoryview, at: int) -> Iterator[Frame]:
         magic, checksum, head_size, body_size = _FRAME.unpack_from(data, at)
         head_at = at + _FRAME.size
         body_at = head_at + head_size
-        if magic != _FRAME_MAGIC or body_at + body_size > len(data):
+        if magic != FRAME_MAGIC or body_at + body_size > len(data):
             return
         text = bytes(data[head_at:body_at])
         if zlib.crc32(text) != checksum:

@@ -2,82 +2,80 @@
 
 Reached through the ``.pth`` file of the wheel or through ``capture/site/sitecustomize.py``, whichever comes first, and
 does its work once. It only notes that the process exists and installs a finder that waits for the modules of
-``rlaudit.capture.registry``; nothing heavy is imported before one of them is. It never raises.
+``rlaudit.capture.registry``; nothing heavy is imported before one of them is, nor is anything before that worth a millisecond
+(``benchmarks/startup.py``). It never raises.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-import time
-from collections.abc import Callable, Sequence
-from types import ModuleType
-from typing import Any
+from _thread import RLock
 
 from rlaudit import recording
-from rlaudit.capture.config import DISABLE_VARIABLE, VARIABLE, CaptureConfig
-from rlaudit.capture.process import process_facts
+from rlaudit.capture.note import leave_note
+from rlaudit.capture.process import process_facts, say, started_facts
 from rlaudit.capture.registry import PROPAGATION, TRIGGERS
+from rlaudit.capture.variables import DISABLE_VARIABLE, VARIABLE, run_and_attempt
+
+TYPE_CHECKING = False  # as typing.TYPE_CHECKING, whose module is slow to import
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import ModuleType
+    from typing import Any
 
 _active: Capture | None = None
+_said: set[str] = set()
 
 
 class Capture:
-    """Capture in this process: its configuration and, once something is to be recorded, its recorder."""
+    """Capture in this process: what it was told and, once something is to be recorded, its recorder."""
 
-    def __init__(self, config: CaptureConfig) -> None:
-        self.config = config
-        self.facts = process_facts(config.attempt)
+    def __init__(self, text: str) -> None:
+        """``text``: the configuration, as the environment variable holds it. ValueError, KeyError or TypeError where it is none."""
+        self._text = text
+        self._run, self._attempt = run_and_attempt(text)
+        self._facts = process_facts(self._attempt)
+        self._noted = False
         self._sink: Any = None
+        self._making = RLock()  # loops record from several threads; the first two must not make two recorders
         self.attachments: list[Any] = []
 
     def note_process(self) -> None:
         """Write that this process exists, in a spool of one event."""
-        from pathlib import Path
+        leave_note(f"{self._run}/spool", self._facts, started_facts())
+        self._noted = True
 
-        from rlaudit.spool import Constant, SpoolFile, encode_frame
+    def forked(self) -> None:
+        """This is a child that a captured process forked: a process of its own, noted when it records something.
 
-        detail = {
-            "executable": sys.executable,
-            "program": _program(),
-            "python": sys.version.split()[0],
-            "pid": os.getpid(),
-            "parent": os.getppid(),
-        }
-        spool = SpoolFile(Path(self.config.run, "spool"), self.facts["process"], 0, self.facts)
-        import json
-
-        spool.append(
-            encode_frame(
-                "events",
-                1,
-                {
-                    "time": Constant(time.time()),
-                    "kind": Constant("process_started"),
-                    "name": Constant("process"),
-                    "detail": Constant(json.dumps(detail)),
-                },
-            )
-        )
-        spool.seal()
+        A recorder that was there already looks after itself (``Recorder``).
+        """
+        self._making = RLock()
+        if self._sink is None:
+            self._facts = process_facts(self._attempt)
+            self._noted = False
 
     @property
     def sink(self) -> Any:
         """The recorder's sink, made on first use."""
         if self._sink is None:
-            from rlaudit.capture.hooks import HookLog
-            from rlaudit.capture.recorder import Recorder
-            from rlaudit.capture.sink import RecorderSink
-
-            self._sink = RecorderSink(Recorder(self.config, HookLog(), self.facts, 1))
-            recording.set_sink(self._sink)
-            self._note_environment()
+            with self._making:
+                if self._sink is None:
+                    self._sink = self._make_sink()
+                    recording.set_sink(self._sink)
         return self._sink
 
-    def _note_environment(self) -> None:
+    def _make_sink(self) -> Any:
+        from rlaudit.capture.config import CaptureConfig
         from rlaudit.capture.environment import environment_facts
+        from rlaudit.capture.hooks import HookLog
+        from rlaudit.capture.recorder import Recorder
+        from rlaudit.capture.sink import RecorderSink
 
-        self._sink.recorder.event("environment", "process", detail=environment_facts())
+        recorder = Recorder(CaptureConfig.from_variable(self._text), HookLog(), self._facts, noted=self._noted)
+        recorder.event("environment", "process", detail=environment_facts())
+        return RecorderSink(recorder)
 
     def attach(self, adapter_module: str, module: ModuleType) -> None:
         """Attach one adapter to a module that was just imported, or say why not."""
@@ -91,13 +89,18 @@ class Capture:
 
 
 class _LazySink:
-    """Stands behind ``rlaudit.record_*`` until the first call makes the recorder."""
+    """Stands behind ``rlaudit.record_*`` until the first call makes the recorder. Where that can't be made, nothing is recorded."""
 
     def __init__(self, capture: Capture) -> None:
         self._capture = capture
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._capture.sink, name)
+        try:
+            return getattr(self._capture.sink, name)
+        except Exception as error:  # an environment without NumPy, for one; the training loop called and must go on
+            recording.set_sink(None)
+            _complain(error)
+            return lambda *args, **kwargs: False
 
 
 class _TriggerFinder:
@@ -144,23 +147,11 @@ def _propagate(module_name: str, function: str, module: ModuleType) -> None:
     getattr(importlib.import_module(module_name), function)(module, _complain)
 
 
-def _program() -> str:
-    """What runs, without arguments (they may hold secrets). sys.argv isn't there yet when site runs."""
-    arguments = getattr(sys, "orig_argv", None) or getattr(sys, "argv", None) or [""]
-    for position, argument in enumerate(arguments[1:], 1):
-        if argument == "-m" and position + 1 < len(arguments):
-            return f"-m {arguments[position + 1]}"
-        if argument == "-c":
-            return "-c"
-        if not argument.startswith("-"):
-            return str(argument)
-    return str(arguments[0])
-
-
 def _complain(error: BaseException) -> None:
-    sys.stderr.write(
-        f"rlaudit: nothing is captured in process {os.getpid()} ({type(error).__name__}: {error}); it runs on as without capture\n"
-    )
+    text = f"nothing is captured in process {os.getpid()} ({type(error).__name__}: {error}); it runs on as without capture"
+    if text not in _said:  # every adapter would meet the same trouble
+        _said.add(text)
+        say(text)
 
 
 def _never_raise(action: Callable[[], None]) -> None:
@@ -182,10 +173,12 @@ def start() -> None:
     text = os.environ.get(VARIABLE)
     if not text or os.environ.get(DISABLE_VARIABLE) == "1" or _active is not None:
         return
-    _active = Capture(CaptureConfig.from_variable(text))
-    sys.meta_path.insert(0, _TriggerFinder(_active))
-    recording.set_sink(_LazySink(_active))
-    _active.note_process()
+    capture = Capture(text)
+    capture.note_process()  # first: where this can't be written nothing can, and one line says so
+    _active = capture
+    sys.meta_path.insert(0, _TriggerFinder(capture))
+    recording.set_sink(_LazySink(capture))
+    os.register_at_fork(after_in_child=capture.forked)
 
 
 _never_raise(start)

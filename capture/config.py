@@ -1,17 +1,12 @@
 """What a captured process is told: the options of ``rlaudit capture``, carried in one environment variable.
 
-Standard library only and cheap: every Python process below the command reads it.
+Read by processes that record something; the others look at no more than its head (``rlaudit.capture.variables``).
 """
 
 from __future__ import annotations
 
 import json
 from typing import NamedTuple
-
-VARIABLE = "RLAUDIT_CAPTURE"
-"""Holds the configuration as JSON; its presence is what switches the bootstrap on."""
-DISABLE_VARIABLE = "RLAUDIT_DISABLE"
-"""Set to 1: no rlaudit code runs in the processes below."""
 
 
 class CaptureConfig(NamedTuple):
@@ -39,8 +34,8 @@ class CaptureConfig(NamedTuple):
     flush_seconds: float = 300.0
 
     def to_variable(self) -> str:
-        """The environment variable's value."""
-        return json.dumps(self._asdict(), separators=(",", ":"))
+        """The environment variable's value; ``run`` and ``attempt`` come first, where every process finds them."""
+        return json.dumps({"run": self.run, "attempt": self.attempt, **self._asdict()}, separators=(",", ":"))
 
     @classmethod
     def from_variable(cls, text: str) -> CaptureConfig:

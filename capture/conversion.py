@@ -14,7 +14,8 @@ from rlaudit.capture.process import host_name, is_alive
 from rlaudit.manifest import Manifest
 from rlaudit.run import Run
 from rlaudit.segments import convert_spool, iter_spools
-from rlaudit.spool import OPEN_SUFFIX, TornSpool
+from rlaudit.spool import TornSpool
+from rlaudit.spool_layout import OPEN_SUFFIX
 
 
 def convert_and_remove(spool: Path, folder: Path) -> None:

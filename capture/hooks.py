@@ -99,6 +99,12 @@ class HookLog:
         self.failures: dict[str, tuple[int, str]] = {}
         self.seconds = 0.0
 
+    def clear(self) -> None:
+        """Forget all counts: in a forked child, whose parent reports them."""
+        self.fired.clear()
+        self.failures.clear()
+        self.seconds = 0.0
+
     def failed(self, name: str, error: BaseException) -> None:
         """Count a failure inside our own code; the first message is kept."""
         count, first = self.failures.get(name, (0, f"{type(error).__name__}: {error}"))

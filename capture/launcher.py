@@ -18,10 +18,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlaudit.capture.config import DISABLE_VARIABLE, VARIABLE, CaptureConfig
+from rlaudit.capture.config import CaptureConfig
 from rlaudit.capture.options import CaptureOptions
 from rlaudit.capture.run_folder import Place, prepare
 from rlaudit.capture.site_folder import SITE_FOLDER
+from rlaudit.capture.variables import DISABLE_VARIABLE, VARIABLE
 from rlaudit.errors import BadOption, RlauditError
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)

@@ -23,16 +23,17 @@ import numpy as np
 from rlaudit import schema
 from rlaudit.capture.config import CaptureConfig
 from rlaudit.capture.hooks import HookLog
-from rlaudit.capture.process import process_facts
+from rlaudit.capture.process import current_rank, process_facts, rank_facts, say, started_facts
+from rlaudit.capture.process_spool import ProcessSpool
 from rlaudit.capture.snapshot import Pending, Ragged, flat_view
-from rlaudit.spool import Constant, Field, Lists, Scalars, SpoolFile, encode_frame
+from rlaudit.spool import Constant, Field, Lists, encode_frame
 from rlaudit.tokens import TokenHasher, prompt_fraction
 
 FRAME_BYTES = 32 << 20
 """A batch is written in frames of about this size, so that laying it out needs bounded memory."""
-ROTATE_BYTES = 64 << 20
-"""A spool of this size is sealed, and the launcher turns it into Parquet while training goes on."""
 HEARTBEAT_SECONDS = 10.0
+STEP_SECONDS = 0.05
+"""The longest that the end of a step waits for the writer."""
 _REMEMBERED_PROMPTS = 200_000
 _EXIT_SECONDS = 60.0
 
@@ -51,38 +52,41 @@ class Batch(NamedTuple):
 class Recorder:
     """Records rows of the run's tables from this process. Thread-safe; survives fork with a spool of its own."""
 
-    def __init__(self, config: CaptureConfig, log: HookLog, facts: Mapping[str, Any] | None = None, first_spool: int = 0) -> None:
-        """facts: this process's ``process_facts`` where it has written under them already, up to spool ``first_spool``."""
+    def __init__(self, config: CaptureConfig, log: HookLog, facts: Mapping[str, Any] | None = None, noted: bool = True) -> None:
+        """facts: this process's ``process_facts`` where it has some already. noted: it has left its note at the start, spool number 0."""
         self.config = config
         self.log = log
         self._hasher = TokenHasher(bytes.fromhex(config.token_key)) if config.token_key else None
-        self._reset()
-        if facts is not None:
-            self._facts, self._number = dict(facts), first_spool
-        os.register_at_fork(after_in_child=self._reset)
+        self._begin(dict(facts) if facts is not None else process_facts(config.attempt), noted)
+        os.register_at_fork(after_in_child=self._forked)
         atexit.register(self.close)
 
-    def _reset(self) -> None:
-        """Fresh state, at the start and in a forked child (which must not write into its parent's spool)."""
+    def _begin(self, facts: dict[str, Any], noted: bool) -> None:
         self._changed = threading.Condition(threading.Lock())  # guards the queue
         self._spool_lock = threading.Lock()  # guards the spool; never taken while a caller of submit waits for the queue
         self._queue: deque[Batch] = deque()
         self._queued_bytes = 0
         self._closing = False
         self._thread: threading.Thread | None = None
-        self._spool: SpoolFile | None = None
-        self._number = 0
-        self._spool_opened = 0.0
-        self._facts = process_facts(self.config.attempt)
+        self._spool = ProcessSpool(Path(self.config.run, "spool"), facts, 1)
+        self._noted = noted
         self._kept: OrderedDict[str, float] = OrderedDict()
         self._usage_checked = 0.0
         self._run_bytes = 0
         self._last_heartbeat = time.monotonic()
+        self._beats = 0
         self.stopped: str | None = None
+        self._words: list[dict[str, Any]] = []
         self.rows: dict[str, int] = {}
         self.dropped: dict[str, dict[str, int]] = {}
         self.written_bytes = 0
         self.writer_seconds = 0.0
+
+    def _forked(self) -> None:
+        """A child that this process forked starts afresh: with a spool of its own, without thread, queue and counts of its parent."""
+        self._spool.forget()
+        self.log.clear()
+        self._begin(process_facts(self.config.attempt), noted=False)
 
     # --- the training thread's side ---
 
@@ -108,7 +112,7 @@ class Recorder:
         batch = Batch(table, rows, columns, sum(c.nbytes for c in columns) + (prompts.nbytes if prompts else 0), sequence_ids, prompts)
         with self._changed:
             while self._queued_bytes and self._queued_bytes + batch.nbytes > self.config.queue_bytes:
-                if not self.config.lossless or self._closing or self.stopped is not None:
+                if not self.config.lossless or self._closing or self.stopped is not None or not self._writing():
                     self._count_dropped(table, rows, "queue full")
                     return
                 self._changed.wait(1.0)
@@ -120,7 +124,17 @@ class Recorder:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._write_forever, name="rlaudit-writer", daemon=True)
                 self._thread.start()
+                self._close_with_multiprocessing()
             self._changed.notify_all()
+
+    def _writing(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
+
+    def _close_with_multiprocessing(self) -> None:
+        """Processes of multiprocessing that were forked leave through os._exit: no atexit function runs, but finalizers do."""
+        util, process = sys.modules.get("multiprocessing.util"), sys.modules.get("multiprocessing.process")
+        if util is not None and process is not None and process.parent_process() is not None:
+            util.Finalize(None, self.close, exitpriority=-1000)  # after whatever may still record
 
     def flush(self, timeout: float = 60.0) -> bool:
         """Wait until everything enqueued so far is in the spool; False where that took longer than ``timeout`` seconds."""
@@ -128,7 +142,7 @@ class Recorder:
         with self._changed:
             while self._queued_bytes or self._queue:
                 left = deadline - time.monotonic()
-                if left <= 0 or self._thread is None or not self._thread.is_alive():
+                if left <= 0 or not self._writing():
                     return not (self._queued_bytes or self._queue)
                 self._changed.wait(left)
         return True
@@ -137,16 +151,9 @@ class Recorder:
         self, kind: str, name: str, message: str | None = None, count: int | None = None, detail: Mapping[str, Any] | None = None
     ) -> None:
         """Write an event at once, on the calling thread (rare: attaching, stopping, heartbeats)."""
-        columns: dict[str, Field] = {
-            "time": Constant(time.time()),
-            "kind": Constant(kind),
-            "name": Constant(name),
-            "message": Constant(message),
-            "count": Constant(count),
-            "detail": Constant(json.dumps(detail, default=str) if detail is not None else None),
-        }
+        event = _event(kind, name, message=message, count=count, detail=json.dumps(detail, default=str) if detail is not None else None)
         with self._spool_lock:
-            self._append(encode_frame("events", 1, columns))
+            self._append(_frame(event))
 
     def close(self) -> None:
         """Write what is queued, a last heartbeat, and seal the spool. Called at exit; later submissions are dropped."""
@@ -158,11 +165,14 @@ class Recorder:
             thread.join(_EXIT_SECONDS)
         if self._queue:
             self._stop(f"the queue could not be written within {_EXIT_SECONDS:.0f} s of the interpreter's exit")
-        if self.stopped is None:
-            self._heartbeat()
-            self.stopped = "closed"
         with self._spool_lock:
-            self._seal_locked()
+            self._heartbeat_locked()
+            if self.stopped is None:
+                self.stopped = "closed"
+            try:
+                self._spool.close()
+            except OSError as error:
+                self.log.failed("spool", error)  # it is whole; readers and the launcher find it as it is
 
     # --- the writer's side ---
 
@@ -195,7 +205,7 @@ class Recorder:
         """The oldest batch; None where none came within the heartbeat's interval or the recorder closes."""
         with self._changed:
             if not self._queue and not self._closing:
-                self._changed.wait(HEARTBEAT_SECONDS)
+                self._changed.wait(max(0.05, min(HEARTBEAT_SECONDS, self.config.flush_seconds - self._spool.seconds_open)))
             return self._queue.popleft() if self._queue else None
 
     def _write(self, batch: Batch) -> None:
@@ -246,15 +256,13 @@ class Recorder:
         if self.stopped is not None:
             return False
         try:
-            if self._spool is None:
-                self._spool = SpoolFile(Path(self.config.run, "spool"), self._facts["process"], self._number, self._facts)
-                self._number += 1
-                self._spool_opened = time.monotonic()
-            before = self._spool.size
-            self._spool.append(frame)
-            self.written_bytes += self._spool.size - before
-            if self._spool.size >= ROTATE_BYTES:
-                self._seal_locked()
+            if not self._noted:
+                self._noted = True
+                detail = {**started_facts(), "program": "(forked)"}
+                self.written_bytes += self._spool.append(_frame(_event("process_started", "process", detail=json.dumps(detail))))
+            if self._spool.facts["rank"] is None and (rank := current_rank()) is not None:
+                self._spool.know_rank(rank)  # a loop that was started without RANK has initialised torch.distributed
+            self.written_bytes += self._spool.append(frame)
         except OSError as error:
             self._stop_locked(f"the run's folder can't be written: {error.strerror or error}")
             return False
@@ -271,7 +279,7 @@ class Recorder:
                 self._run_bytes = int(Path(self.config.run, "spool", ".usage").read_text(encoding="ascii"))
             except (OSError, ValueError):
                 self._run_bytes = 0
-        return self._run_bytes + (self._spool.size if self._spool else 0) >= self.config.max_bytes
+        return self._run_bytes + self._spool.size >= self.config.max_bytes
 
     def _stop(self, reason: str) -> None:
         with self._spool_lock:
@@ -280,51 +288,35 @@ class Recorder:
     def _stop_locked(self, reason: str) -> None:
         if self.stopped is not None:
             return
-        columns: dict[str, Field] = {
-            "time": Constant(time.time()),
-            "kind": Constant("capture_stopped"),
-            "name": Constant(reason),
-            "message": Scalars([reason]),
-        }
-        try:
-            if self._spool is not None:
-                self._spool.append(encode_frame("events", 1, columns))
-        except OSError:
-            pass  # the reason for stopping may be this very disk; the line below still tells the user
         self.stopped = reason
-        sys.stderr.write(f"rlaudit: capture stopped in process {os.getpid()}: {reason}. Training goes on; what was captured is kept.\n")
+        self._words = [_event("capture_stopped", reason, message=reason)]
+        self._heartbeat_locked()
+        kept = "" if self._spool.removed else "; what was captured is kept"
+        say(f"capture stopped in process {os.getpid()}: {reason}. Training goes on{kept}.")
 
     def _count_dropped(self, table: str, rows: int, reason: str) -> None:
         reasons = self.dropped.setdefault(table, {})
         reasons[reason] = reasons.get(reason, 0) + rows
 
-    def _seal_if_due(self) -> None:
-        """Seal a spool that has been open for ``--flush-seconds``, so that the launcher makes Parquet of it."""
-        with self._spool_lock:
-            if self._spool is not None and time.monotonic() - self._spool_opened >= self.config.flush_seconds:
-                self._seal_locked()
-
-    def _seal_locked(self) -> None:
-        spool, self._spool = self._spool, None
-        if spool is not None:
-            try:
-                spool.seal()
-            except OSError as error:
-                self.log.failed("spool", error)
-
     def _beat_if_due(self) -> None:
-        self._seal_if_due()
-        if time.monotonic() - self._last_heartbeat >= HEARTBEAT_SECONDS and self.stopped is None:
-            self._heartbeat()
+        with self._spool_lock:
+            self._spool.seal_older_than(self.config.flush_seconds)  # so that the launcher makes Parquet of it
+            if time.monotonic() - self._last_heartbeat >= HEARTBEAT_SECONDS:
+                self._heartbeat_locked()
 
     def _heartbeat(self) -> None:
         with self._spool_lock:
             self._heartbeat_locked()
 
     def _heartbeat_locked(self) -> None:
-        """What this process has done so far; the last one a process wrote is its balance."""
+        """What this process has done so far; the last one a process wrote (the highest ``beat``) is its balance.
+
+        Where the disk takes no more frames it is left in the room for last words, so that what was lost since is counted.
+        """
         self._last_heartbeat = time.monotonic()
+        self._beats += 1
         detail = {
+            "beat": self._beats,
             "rows": self.rows,
             "dropped": self.dropped,
             "bytes": self.written_bytes,
@@ -333,16 +325,28 @@ class Recorder:
             "hook_seconds": round(self.log.seconds, 6),
             "writer_seconds": round(self.writer_seconds, 6),
             "process_seconds": round(time.process_time(), 6),
+            **({"ranks": ranks} if (ranks := rank_facts()) else {}),
         }
-        columns: dict[str, Field] = {
-            "time": Constant(time.time()),
-            "kind": Constant("heartbeat"),
-            "name": Constant("process"),
-            "detail": Constant(json.dumps(detail)),
-        }
-        self._append(encode_frame("events", 1, columns))
+        if self.stopped is None:
+            self._append(_frame(_event("heartbeat", "process", detail=json.dumps(detail))))
+            return
+        balance = _event("heartbeat", "process", detail=json.dumps(detail))
+        if not self._spool.say_last([*self._words, balance]):
+            short = {name: detail[name] for name in ("beat", "rows", "dropped")}
+            self._spool.say_last([*self._words, {**balance, "detail": json.dumps(short)}])
 
     def step_done(self, step: int) -> None:
-        """A training step ended: note it, at most once a second, in a heartbeat."""
+        """A training step ended: what it recorded is in the file, or nearly (a writer that is far behind is not waited for). Noted, at
+        most once a second, in a heartbeat."""
+        self.flush(STEP_SECONDS)
         if time.monotonic() - self._last_heartbeat >= 1.0:
             self._heartbeat()
+
+
+def _event(kind: str, name: str, **more: Any) -> dict[str, Any]:
+    """One row of ``events``, as JSON values by column."""
+    return {"time": time.time(), "kind": kind, "name": name, **more}
+
+
+def _frame(event: Mapping[str, Any]) -> list[bytes | memoryview]:
+    return encode_frame("events", 1, {name: Constant(value) for name, value in event.items()})

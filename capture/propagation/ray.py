@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from rlaudit.capture.config import DISABLE_VARIABLE, VARIABLE
 from rlaudit.capture.site_folder import SITE_FOLDER
+from rlaudit.capture.variables import DISABLE_VARIABLE, VARIABLE
 
 INJECTED_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 """Set by Ray in a submitted job's driver: the runtime environment of the submission (``ray_constants``)."""

@@ -34,14 +34,18 @@ def _note_unreached() -> None:
 
 def _chain() -> None:
     """Run the next sitecustomize on the path: the user's own, which this one hides."""
-    import importlib.util
-    from importlib.machinery import PathFinder
+    try:
+        from _frozen_importlib_external import PathFinder  # importlib.machinery's, without what that imports
+    except ImportError:
+        from importlib.machinery import PathFinder
 
     here = os.path.dirname(os.path.abspath(__file__))
     others = [entry for entry in sys.path if os.path.abspath(entry or ".") != here]
     spec = PathFinder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
         return
+    import importlib.util
+
     module = importlib.util.module_from_spec(spec)
     sys.modules["sitecustomize"] = module
     spec.loader.exec_module(module)

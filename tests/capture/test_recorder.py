@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 import time
@@ -57,10 +58,8 @@ def finished(sink: RecorderSink) -> Run:
 
 
 def balance(run: Run) -> dict[str, Any]:
-    import json
-
-    beats = run.connect().execute("select detail from events where kind = 'heartbeat' order by time").fetchall()
-    return json.loads(beats[-1][0])  # type: ignore[no-any-return]
+    beats = run.connect().execute("select detail from events where kind = 'heartbeat'").fetchall()
+    return max((json.loads(detail) for (detail,) in beats), key=lambda beat: beat["beat"])  # type: ignore[no-any-return]
 
 
 def test_a_rollout_becomes_a_sequence_and_a_score_of_the_same_tokens(make: Make) -> None:
@@ -265,6 +264,85 @@ def test_a_full_disk_stops_capture_with_one_message_and_keeps_what_was_written(
     assert finished(sink).read("sequences").num_rows == 3
 
 
+def test_what_was_lost_after_capture_stopped_is_counted_in_the_run_itself(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = make()
+    rollout(sink, 0)
+    sink.recorder.flush()
+
+    def full(self: SpoolFile, frame: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(SpoolFile, "append", full)
+    for step in range(1, 5):
+        rollout(sink, step)
+    run = finished(sink)
+    reason = "the run's folder can't be written: No space left on device"
+    # The first refused row says "not written"; what came after says why.
+    assert sum(balance(run)["dropped"]["sequences"].values()) == 12
+    assert reason in balance(run)["dropped"]["scores"]
+    stops = run.connect().execute("select name from events where kind = 'capture_stopped'").fetchall()
+    assert stops == [(reason,)]
+
+
+def test_a_run_folder_removed_in_mid_run_is_noticed_once(make: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    import shutil
+
+    sink = make()
+    rollout(sink, 0)
+    sink.recorder.flush()
+    shutil.rmtree(sink.recorder.config.run)
+    for step in range(1, 4):
+        rollout(sink, step)
+    sink.recorder.close()
+    assert capsys.readouterr().err.count("\n") == 1
+    assert "removed" in (sink.recorder.stopped or "")
+    assert sum(sink.recorder.dropped["sequences"].values()) == 9
+    assert not Path(sink.recorder.config.run).exists(), "a folder that somebody removed is not made again"
+
+
+def test_a_folder_that_takes_no_new_files_costs_nothing_while_the_spool_is_open(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = make(flush_seconds=0.05)
+    rollout(sink, 0)
+    sink.recorder.flush()
+
+    def read_only(*arguments: Any, **options: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    with monkeypatch.context() as patched:
+        patched.setattr("rlaudit.capture.process_spool.SpoolFile", read_only)
+        time.sleep(0.3)
+        rollout(sink, 1)
+        sink.recorder.flush()
+    run = finished(sink)
+    assert run.steps() == [0, 1]
+    assert balance(run)["dropped"] == {}
+
+
+def test_the_end_of_a_step_waits_for_the_writer_but_not_for_long(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    sink = make()
+    rollout(sink, 0)
+    sink.step(0)
+    assert sink.recorder.rows == {"sequences": 3, "scores": 3}
+    gate = slow_spool(monkeypatch)
+    rollout(sink, 1)
+    began = time.monotonic()
+    sink.step(1)
+    assert time.monotonic() - began < 1.0
+    gate.set()
+    assert finished(sink).steps() == [0, 1]
+
+
+def test_rows_carry_the_rank_from_when_it_is_known(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    sink = make()
+    rollout(sink, 0)
+    sink.recorder.flush()
+    monkeypatch.setenv("RANK", "2")
+    rollout(sink, 1)
+    rows = finished(sink).read("sequences", ["step", "rank"]).to_pylist()
+    assert {(row["step"], row["rank"]) for row in rows} == {(0, None), (1, 2)}
+
+
 def test_a_forked_child_records_into_a_spool_of_its_own(make: Make) -> None:
     sink = make()
     rollout(sink, 0)
@@ -279,6 +357,25 @@ def test_a_forked_child_records_into_a_spool_of_its_own(make: Make) -> None:
     run = finished(sink)
     assert run.steps() == [0, 1, 2]
     assert len(set(run.read("sequences")["process"].to_pylist())) == 2
+    started = run.connect().execute("select detail from events where kind = 'process_started'").fetchall()
+    assert [(json.loads(detail)["program"], json.loads(detail)["pid"]) for (detail,) in started] == [("(forked)", pid)]
+
+
+def test_a_forked_child_does_not_report_its_parents_counts(make: Make) -> None:
+    sink = make()
+    sink.recorder.log.fired["loop: step"] = 5
+    rollout(sink, 0)
+    sink.recorder.flush()
+    pid = os.fork()
+    if pid == 0:
+        rollout(sink, 1)
+        sink.recorder.close()
+        os._exit(0)
+    os.waitpid(pid, 0)
+    convert_leftovers(Path(sink.recorder.config.run))
+    beats = Run.open(sink.recorder.config.run).connect().execute("select process, detail from events where kind = 'heartbeat'").fetchall()
+    (own,) = [json.loads(detail) for process, detail in beats if f"-{pid}-" in process]
+    assert (own["fired"], own["rows"]) == ({}, {"sequences": 3, "scores": 3})
 
 
 def test_what_the_writer_has_taken_survives_sigkill(make: Make) -> None:
@@ -297,7 +394,7 @@ def test_what_the_writer_has_taken_survives_sigkill(make: Make) -> None:
 
 def test_a_large_batch_is_laid_out_in_frames_and_comes_back_whole(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rlaudit.capture.recorder.FRAME_BYTES", 10_000)
-    monkeypatch.setattr("rlaudit.capture.recorder.ROTATE_BYTES", 40_000)
+    monkeypatch.setattr("rlaudit.capture.process_spool.ROTATE_BYTES", 40_000)
     sink = make()
     rollout(sink, 0, rows=64, width=300)
     run = finished(sink)

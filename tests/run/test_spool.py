@@ -113,3 +113,30 @@ def test_a_failed_append_leaves_the_frames_before_it(tmp_path: Path, monkeypatch
     monkeypatch.setattr(os, "write", real)
     spool.append(frame(5))
     assert [f.columns["step"].value for f in read_spool(spool.seal()).frames] == [3, 5]  # type: ignore[union-attr]
+
+
+def test_last_words_are_read_after_the_frames_and_replace_each_other(tmp_path: Path) -> None:
+    spool = SpoolFile(tmp_path, "h-1-0", 0, FACTS, words_room=500)
+    spool.append(frame(3))
+    before = spool.path.stat().st_size
+    assert spool.say_last([{"kind": "capture_stopped", "name": "disk full"}, {"kind": "heartbeat", "detail": "{}"}])
+    assert spool.say_last([{"kind": "capture_stopped", "name": "disk full, 3 lost"}])
+    assert spool.path.stat().st_size == before, "they take no more room on the disk"
+    contents = read_spool(spool.seal())
+    assert contents.defaults == FACTS
+    assert [(f.table, f.columns.get("name")) for f in contents.frames] == [("scores", None), ("events", Constant("disk full, 3 lost"))]
+
+
+def test_last_words_that_a_killed_process_left_half_written_cost_nothing_else(tmp_path: Path) -> None:
+    spool = SpoolFile(tmp_path, "h-1-0", 0, FACTS, words_room=500)
+    spool.append(frame(3))
+    spool.say_last([{"kind": "capture_stopped", "name": "disk full"}])
+    path = spool.seal()
+    path.write_bytes(path.read_bytes().replace(b"disk full", b"disk f   "))
+    assert [f.table for f in read_spool(path).frames] == ["scores"]
+
+
+def test_last_words_too_long_for_their_room_are_not_written(tmp_path: Path) -> None:
+    spool = SpoolFile(tmp_path, "h-1-0", 0, FACTS, words_room=50)
+    assert not spool.say_last([{"kind": "capture_stopped", "name": "x" * 100}])
+    assert list(read_spool(spool.seal()).frames) == []

@@ -1,0 +1,22 @@
+"""An environment with the installed wheel for a whole session, and a folder for each test."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.integration.environments import borrowing
+from tests.launch.place import Place
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """bin folder of a small environment that has the wheel and no start-up file of the developer's."""
+    return borrowing(tmp_path_factory.mktemp("environment") / "venv")
+
+
+@pytest.fixture
+def place(commands: Path, tmp_path: Path) -> Place:
+    """A folder of its own in that environment."""
+    return Place(commands, tmp_path)
