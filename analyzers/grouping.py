@@ -139,7 +139,7 @@ def load(run: Run, steps: Steps, *, loss_mask: bool = False) -> Group:
         duplicate_sequences=duplicates,
         orphan_scores=int((row_sequence < 0).sum()),
         semantics=_distinct(scores, SEMANTICS),
-        sampling=_distinct(sequences.filter(pa.array(train)), SAMPLING),
+        sampling=_distinct(sequences.select(SAMPLING).filter(pa.array(train)), SAMPLING),
     )
 
 

@@ -17,11 +17,11 @@ Array = Any
 SHIFT = 14
 BINS_PER_OCTAVE = 1 << (23 - SHIFT)  # a float32 has 23 bits of mantissa
 BINS = 1 << (31 - SHIFT)
-STRIDE = 4
+STRIDE = 8
 
 SORT_BELOW = 4096
 """Fewer values than this are sorted; from more, only those near the wanted rank."""
-SAMPLE = 64
+SAMPLE = 128
 """One value of this many brackets a rank."""
 DEVIATIONS = 4.0
 """Half-width of the bracket in standard deviations of the sample's rank; a bracket that misses (values in some order) is widened to all."""

@@ -265,11 +265,13 @@ def _sum(usable: _Block, piece: _Piece, block: Sums, spans: SpanSums, work: Arra
     np.abs(t, out=diff)
     here = slice(piece.first, piece.first + len(piece.length))
     spans.n[here] += piece.length if owner is None else np.bincount(owner, minlength=len(piece.length))
+    totals = []
     for target, values in zip(spans[1:], (size, d, k3), strict=True):
-        sums = _by_span(values, piece, owner)
-        target[here] += sums
-        if values is k3:
-            block.total = np.array([sums.sum(), np.dot(w1, w1)])
+        by_span = _by_span(values, piece, owner)
+        target[here] += by_span
+        totals.append(by_span.sum())
+    block.mean[SIZE], block.mean[D] = totals[0] / n, totals[1] / n
+    block.total = np.array([totals[2], np.dot(w1, w1)])
     block.n = n
     block.largest = np.array([size.max(), diff.max()])
     if block.largest[0] > LOG_2:
@@ -307,7 +309,8 @@ def _count_unusual(x: Array, y: Array, counts: Counts) -> None:
 def _centred(block: Sums, work: Array, n: int) -> Sums:
     """Add the centred moments of work[:6]. Values that vary little beside their mean are centred first, in place."""
     rows = work[:6, :n]
-    block.mean = rows.sum(axis=1) / n  # pairwise, unlike the sums by span
+    for row in (P, X, DIFF, T):  # those of |d| and d follow from the sums by span
+        block.mean[row] = rows[row].sum() / n
     squares = {row: np.dot(rows[row], rows[row]) for row in (P, X, D, T)}
     block.squares = np.array([squares[row] for row in (P, X, D, T, T, D)]) - n * block.mean * block.mean
     block.cross = np.array([np.dot(rows[i], rows[j]) - n * block.mean[i] * block.mean[j] for i, j in CROSS])

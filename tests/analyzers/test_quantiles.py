@@ -60,10 +60,10 @@ def test_beyond_what_is_kept_a_quantile_is_off_by_no_more_than_promised(monkeypa
     np.testing.assert_allclose(whole.quantiles(SHARES), np.quantile(values, SHARES), rtol=q.Distribution.RELATIVE_ERROR * 1.01)
 
 
-def test_every_fourth_value_is_enough_for_a_histogram(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_share_of_the_values_is_enough_for_a_histogram(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(q.Distribution, "KEEP", 1000)
     values = SAMPLES["heavy tail"].astype(np.float32)
-    np.testing.assert_allclose(filled(values).quantiles(SHARES[:3]), np.quantile(values, SHARES[:3]), rtol=0.03)
+    np.testing.assert_allclose(filled(values).quantiles(SHARES[:3]), np.quantile(values, SHARES[:3]), rtol=0.06)
 
 
 def test_an_empty_distribution_has_no_quantiles() -> None:
