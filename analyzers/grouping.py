@@ -104,8 +104,8 @@ class Group(NamedTuple):
 
 def load(run: Run, steps: Steps, *, loss_mask: bool = False) -> Group:
     """Read one group. A sequence that occurs twice keeps its first row. loss_mask: read that column too."""
-    sequences = _read(run, "sequences", (*_SEQUENCES, *SAMPLING, *(("loss_mask", "rank") if loss_mask else ())), steps=steps)
-    scores = _read(run, "scores", tuple(dict.fromkeys((*_SCORES, *SEMANTICS))), steps)
+    sequences = read_rows(run, "sequences", (*_SEQUENCES, *SAMPLING, *(("loss_mask", "rank") if loss_mask else ())), steps)
+    scores = read_rows(run, "scores", tuple(dict.fromkeys((*_SCORES, *SEMANTICS))), steps)
     keys, row_keys = _keys(sequences, scores)
     _, kept = np.unique(keys, return_index=True)
     duplicates = len(keys) - len(kept)
@@ -147,8 +147,11 @@ def _distinct(table: pa.Table, columns: tuple[str, ...]) -> pa.Table:
     return table.select(columns).group_by(columns, use_threads=False).aggregate([([], "count_all")]).rename_columns([*columns, "count"])
 
 
-def _read(run: Run, table: str, columns: Sequence[str], steps: Steps) -> pa.Table:
-    """Rows of ``steps``. Segments that lie within them are read without a filter, in half the time (a step is never null here)."""
+def read_rows(run: Run, table: str, columns: Sequence[str], steps: Steps) -> pa.Table:
+    """Rows of ``steps``. Segments that lie within them are read without a filter, in half the time and memory.
+
+    For tables whose rows have a step (of those without one, some may come along).
+    """
     schema = pa.schema([arrow_schema(table).field(name) for name in columns])
     within = (pc.field("step") >= steps[0]) & (pc.field("step") <= steps[1])
     parts = []

@@ -7,6 +7,8 @@ before it, at absolute position (prompt length + j - 1): that position's routing
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -17,12 +19,12 @@ import pyarrow.compute as pc
 from rlaudit import schema
 from rlaudit.analyzers import routing_kernel as rk
 from rlaudit.analyzers.compiled import Kernels
-from rlaudit.analyzers.grouping import OTHER, ROLLOUT, TRAINER, UNKNOWN, UPDATE, Group, Steps, integers, locate, source_codes
+from rlaudit.analyzers.grouping import OTHER, ROLLOUT, TRAINER, UNKNOWN, UPDATE, Group, Steps, integers, locate, read_rows, source_codes
 from rlaudit.analyzers.pairing import EXAMPLES, Spans
 from rlaudit.run import Run
 
 Array = Any
-CHUNK_BYTES = 192 << 20
+CHUNK_BYTES = 512 << 20
 """Expert bytes that are held at a time."""
 
 NAMES = {ROLLOUT: "rollout", TRAINER: "trainer", UPDATE: "update", OTHER: "other"}
@@ -115,7 +117,8 @@ class RoutingPass:
 
 
 class _Rows(NamedTuple):
-    """Routing rows of a chunk, one entry each; ``start`` and ``size`` are bytes in ``data``."""
+    """Routing rows of a chunk, one entry each; its experts are
+    data[chunk][start:][:size]."""
 
     sequence: Array
     source: Array
@@ -127,7 +130,8 @@ class _Rows(NamedTuple):
     top_k: Array
     num_experts: Array
     parts: Array
-    data: Array
+    data: list[Array]
+    chunk: Array
     start: Array
     size: Array
 
@@ -173,33 +177,43 @@ def measure_routing(
     return found
 
 
-def _chunks(run: Run, group: Group, steps: Steps) -> Any:
+def _chunks(run: Run, group: Group, steps: Steps) -> Iterator[_Rows]:
     """The group's routing rows in chunks of whole sequences and about ``CHUNK_BYTES``."""
-    index = run.read("routing", _INDEX, steps=steps)
+    index = read_rows(run, "routing", _INDEX, steps)
     if index.num_rows == 0:
         return
-    layers = np.asarray(pc.fill_null(pc.list_value_length(index["layer_ids"]), 0)).astype(np.int64)
-    size = np.maximum(integers(index["tokens"]), 0) * layers * np.maximum(integers(index["top_k"]), 0) * 2
+    step, columns = integers(index["step"]), (*_INDEX, "experts")
+    size = _expected_bytes(index)
     if size.sum() <= CHUNK_BYTES:
-        yield _rows(group, run.read("routing", (*_INDEX, "experts"), steps=steps))
+        yield _rows(group, read_rows(run, "routing", columns, steps))
         return
-    step = integers(index["step"])
-    for number in np.unique(step):
-        here = index.filter(pa.array(step == number))
-        parts = int(np.ceil(size[step == number].sum() / CHUNK_BYTES))
-        ids = pc.unique(here["sequence_id"])
+    for number in np.unique(step[step != UNKNOWN]).tolist():
+        here = step == number
+        parts = math.ceil(size[here].sum() / CHUNK_BYTES)
+        if parts == 1:
+            yield _rows(group, read_rows(run, "routing", columns, (number, number)))
+            continue
+        ids = pc.unique(index["sequence_id"].filter(pa.array(here)))
         for part in range(parts):
-            wanted = ids.take(pa.array(np.arange(part, len(ids), parts)))
-            yield _rows(
-                group,
-                run.read("routing", (*_INDEX, "experts"), steps=(int(number), int(number)), filters=pc.field("sequence_id").isin(wanted)),
-            )
+            wanted = pc.field("sequence_id").isin(ids.take(pa.array(np.arange(part, len(ids), parts))))
+            yield _rows(group, run.read("routing", columns, steps=(number, number), filters=wanted))
+
+
+def _expected_bytes(index: pa.Table) -> Array:
+    """Bytes of ``experts`` of each row, by its other columns."""
+    layers = np.asarray(pc.fill_null(pc.list_value_length(index["layer_ids"]), 0)).astype(np.int64)
+    wide = np.where(integers(index["num_experts"]) > 256, 2, 1)
+    return integers(index["tokens"]).clip(0) * layers * integers(index["top_k"]).clip(0) * wide
 
 
 def _rows(group: Group, table: pa.Table) -> _Rows:
-    experts = table["experts"].combine_chunks()
-    offsets = np.frombuffer(experts.buffers()[1], np.int32)[experts.offset :][: len(experts) + 1].astype(np.int64)
-    data = experts.buffers()[2]
+    chunks, starts, sizes = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for chunk in table["experts"].chunks:  # not combined: that would copy them
+        offsets = np.frombuffer(chunk.buffers()[1], np.int32)[chunk.offset :][: len(chunk) + 1].astype(np.int64)
+        data = chunk.buffers()[2]
+        chunks.append(np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8))
+        starts.append(offsets[:-1])
+        sizes.append(np.diff(offsets))
     return _Rows(
         sequence=locate(group, table),
         source=source_codes(table["source"]),
@@ -211,9 +225,10 @@ def _rows(group: Group, table: pa.Table) -> _Rows:
         top_k=integers(table["top_k"]),
         num_experts=integers(table["num_experts"]),
         parts=integers(table["parts"]).clip(1),
-        data=np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8),
-        start=offsets[:-1],
-        size=np.diff(offsets),
+        data=chunks,
+        chunk=np.repeat(np.arange(len(chunks)), [len(chunk) for chunk in table["experts"].chunks]),
+        start=np.concatenate(starts),
+        size=np.concatenate(sizes),
     )
 
 
@@ -287,12 +302,12 @@ def _compare(kernels: Kernels, group: Group, rows: _Rows, items: list[_Item], sp
     layouts: dict[tuple[Any, ...], list[_Item]] = {}
     for item in items:
         place = int(group.attempt[item.sequence]), int(group.step[item.sequence])
-        layouts.setdefault(
-            (place, rows.layers[item.a], rows.layers[item.b], int(rows.top_k[item.a]), int(rows.num_experts[item.a])), []
-        ).append(item)
+        chunks = int(rows.chunk[item.a]), int(rows.chunk[item.b])
+        layout = rows.layers[item.a], rows.layers[item.b], int(rows.top_k[item.a]), int(rows.num_experts[item.a])
+        layouts.setdefault((place, chunks, *layout), []).append(item)
     flags: dict[int, tuple[int, Array]] = {}  # sequence to its first absolute position and its tokens' flags
     sources = {item.sequence: int(rows.source[item.b]) for item in items}
-    for (place, layers_a, layers_b, top_k, num_experts), members in layouts.items():
+    for (place, _, layers_a, layers_b, top_k, num_experts), members in layouts.items():
         common = [layer for layer in layers_a if layer in layers_b]
         counts = np.zeros((len(common), rk.LAYER_COUNTS), np.int64)
         for item, item_flags in zip(
@@ -322,17 +337,17 @@ def _run(
     num_experts: int,
     counts: Array,
 ) -> list[Array]:
-    """Flags of each item's tokens; adds to ``counts``."""
+    """Flags of each item's tokens (items of equal layout and chunks); adds to ``counts``."""
     wide = schema.expert_bytes(num_experts)
     row_a, row_b = len(layers_a) * top_k * wide, len(layers_b) * top_k * wide
     tokens = np.array([item.high - item.low for item in items], np.int64)
     start_a = np.array([rows.start[item.a] + (item.low - rows.first[item.a]) * row_a for item in items], np.int64)
     start_b = np.array([rows.start[item.b] + (item.low - rows.first[item.b]) * row_b for item in items], np.int64)
-    data_a = data_b = rows.data
+    data_a, data_b = rows.data[rows.chunk[items[0].a]], rows.data[rows.chunk[items[0].b]]
     kernel = kernels.overlap_bytes if top_k <= 8 else kernels.overlap_any
     if wide == 2:  # blobs may lie at odd bytes: copied into an aligned array
-        data_a, start_a = _aligned(rows.data, start_a, tokens * row_a)
-        data_b, start_b = _aligned(rows.data, start_b, tokens * row_b)
+        data_a, start_a = _aligned(data_a, start_a, tokens * row_a)
+        data_b, start_b = _aligned(data_b, start_b, tokens * row_b)
         kernel = kernels.overlap_any
     flag_start = np.cumsum(tokens) - tokens
     flags = np.empty(int(tokens.sum()), np.int8)
