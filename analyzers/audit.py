@@ -178,7 +178,7 @@ def _withheld(measured: Measured, findings: tuple[Finding, ...]) -> list[str]:
     if stats.tokens and stats.metrics().get("ratio_mean") is None:
         reasons.append("The mean importance ratio overflows: some Δ log p is above 700 nats.")
     if not measured.main.exact(measured.basis):
-        reasons.append("Percentiles over the whole run are from a histogram, off by at most 0.1 %; per step they are exact.")
+        reasons.append("Percentiles over the whole run are from a histogram of every eighth token (bins of 0.2 %), per step exact.")
     if routing.different_shape:
         reasons.append(
             f"{routing.different_shape:,} pairs of routing rows have different top_k or numbers of experts and were not compared."

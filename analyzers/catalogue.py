@@ -103,7 +103,7 @@ _DEFINITIONS = (
             f"{words} of the absolute log-probability difference",
             f"{share} percentile of |Δ|",
             "nats",
-            "over tokens; exact within a step, over a run of more than 8 million tokens within 0.1 %",
+            "over tokens; exact within a step and over up to 8 million tokens, beyond from a histogram of every eighth (bins of 0.2 %)",
             "order statistics, linear interpolation",
         )
         for name, words, share in (
