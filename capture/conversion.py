@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pyarrow.compute as pc
 
-from rlaudit.capture.process import host_name, is_alive
+from rlaudit.capture.process import host_name, is_alive, say
 from rlaudit.manifest import Manifest
 from rlaudit.run import Run
 from rlaudit.segments import convert_spool, iter_spools
@@ -22,15 +22,29 @@ def convert_and_remove(spool: Path, folder: Path) -> None:
     """Convert a sealed spool and remove it. A spool of which nothing can be read is set aside under ``spool/unreadable``."""
     try:
         convert_spool(spool, folder)
-    except TornSpool as error:
+    except (ValueError, KeyError) as error:  # TornSpool is one; the others stand for damage inside
         aside = folder / "spool" / "unreadable"
         aside.mkdir(exist_ok=True)
         spool.rename(aside / spool.name)
-        sys.stderr.write(f"rlaudit: {error}; set aside in {aside}\n")
+        say(f"{error if isinstance(error, TornSpool) else f'{spool.name} is damaged ({error})'}; set aside in {aside}")
         return
     except FileNotFoundError:
         return  # another launcher of this run, on a shared folder, was faster
     spool.unlink(missing_ok=True)
+
+
+def wait_for_writers(folder: Path, seconds: float) -> list[int]:
+    """Wait until no process of this host has a spool open, for at most that long; returns the ids of those that still do.
+
+    Ray's actors, for one, end a moment after the program that started them.
+    """
+    deadline = time.monotonic() + seconds
+    while True:
+        spools = [spool for spool in iter_spools(folder) if spool.suffix == OPEN_SUFFIX]
+        left = sorted({pid for spool in spools if (pid := _living_writer(spool)) is not None})
+        if not left or time.monotonic() >= deadline:
+            return left
+        time.sleep(0.1)
 
 
 def convert_leftovers(folder: Path, all_hosts: bool = False) -> None:
@@ -49,10 +63,20 @@ def convert_leftovers(folder: Path, all_hosts: bool = False) -> None:
 
 def _may_be_written(spool: Path, all_hosts: bool) -> bool:
     """True where the process that opened this spool may still write to it."""
-    host, pid, _ = spool.stem.rsplit("_", 1)[0].rsplit("-", 2)
-    if host != host_name():
+    if _host_and_pid(spool)[0] != host_name():
         return not all_hosts
-    return int(pid) != os.getpid() and is_alive(int(pid))
+    return _living_writer(spool) is not None
+
+
+def _living_writer(spool: Path) -> int | None:
+    """The id of the process that opened this spool, where it is another one of this host that still runs."""
+    host, pid = _host_and_pid(spool)
+    return pid if host == host_name() and pid != os.getpid() and is_alive(pid) else None
+
+
+def _host_and_pid(spool: Path) -> tuple[str, int]:
+    host, pid, _ = spool.stem.rsplit("_", 1)[0].rsplit("-", 2)
+    return host, int(pid)
 
 
 def describe_environment(manifest: Manifest, folder: Path) -> None:

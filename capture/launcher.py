@@ -8,27 +8,30 @@ from __future__ import annotations
 
 import os
 import secrets
-import shutil
-import signal
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rlaudit.capture.config import CaptureConfig
 from rlaudit.capture.options import CaptureOptions
+from rlaudit.capture.process import say
 from rlaudit.capture.run_folder import Place, prepare
 from rlaudit.capture.site_folder import SITE_FOLDER
+from rlaudit.capture.supervisor import check_executable, exit_like, run_command
 from rlaudit.capture.variables import DISABLE_VARIABLE, VARIABLE
 from rlaudit.errors import BadOption, RlauditError
+from rlaudit.manifest import FILE_NAME, Manifest
 
-FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-_FROM_KERNEL = 128
-"""si_code SI_KERNEL: a signal typed at the terminal, which the whole process group got already (signal(7), sigaction(2))."""
-COMPACT_SECONDS = 1.0
+__all__ = ["CaptureOptions", "Captured", "exit_like", "launch"]
+
+CONVERT_SECONDS = 1.0
+"""How often sealed spools are looked for while the command runs."""
+LONGEST_PAUSE = 60.0
+"""Where they can't be converted (a full disk), trying again becomes rarer, up to this."""
+ENDING_SECONDS = 5.0
+"""How long processes that outlive the command, and are most likely ending, are waited for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +40,6 @@ class Captured:
 
     returncode: int
     run: Path
-
-
-class CommandNotFound(RlauditError):
-    """The command to capture doesn't exist; exit status 127, as a shell's."""
-
-    exit_status = 127
-
-
-class CommandNotExecutable(RlauditError):
-    """The command to capture can't be executed; exit status 126, as a shell's."""
-
-    exit_status = 126
 
 
 def launch(options: CaptureOptions, command: Sequence[str]) -> Captured:
@@ -61,7 +52,8 @@ def launch(options: CaptureOptions, command: Sequence[str]) -> Captured:
     tables = options.tables()
     if not command:
         raise BadOption("give the command to capture after --, for example: rlaudit capture -- python train.py")
-    _check_executable(command[0])
+    check_executable(command[0])
+    begun = time.monotonic()
     place = prepare(options, command)
     recorded = place.manifest.options
     config = CaptureConfig(
@@ -79,36 +71,17 @@ def launch(options: CaptureOptions, command: Sequence[str]) -> Captured:
         routing_weights=recorded["routing_weights"],
         flush_seconds=recorded["flush_seconds"],
     )
-    sys.stderr.write(_start_line(place, tables) + "\n")
-    sys.stderr.flush()
-    place.record.exit_status = _run(command, _environment(config), place.folder)
-    place.record.ended = time.time()
-    _finish(place)
+    say(_start_line(place, tables))
+    try:
+        place.record.exit_status = run_command(command, _environment(config), lambda stop: _convert_while_running(place.folder, stop))
+    except RlauditError as error:
+        place.record.exit_status = error.exit_status
+        raise
+    finally:
+        # Not the clock, which may have been set meanwhile.
+        place.record.ended = place.record.started + time.monotonic() - begun
+        _finish(place)
     return Captured(place.record.exit_status, place.folder)
-
-
-def exit_like(returncode: int) -> None:
-    """End this process as the command ended: with its status, or by the signal that killed it."""
-    if returncode >= 0:
-        sys.exit(returncode)
-    number = -returncode
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if number not in (signal.SIGKILL, signal.SIGSTOP):
-        signal.signal(number, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, [number])
-    os.kill(os.getpid(), number)
-    sys.exit(128 + number)  # reached only by a signal whose default is to be ignored
-
-
-def _check_executable(program: str) -> None:
-    if shutil.which(program) is not None:
-        return
-    if os.sep in program and Path(program).exists():
-        raise CommandNotExecutable(
-            f"{program} is not executable; start it by its interpreter (bash {program}, python {program}) or make it so (chmod +x)"
-        )
-    raise CommandNotFound(f"{program}: command not found")
 
 
 def _token_key(tokens: str) -> str | None:
@@ -130,7 +103,7 @@ def _start_line(place: Place, tables: Sequence[str]) -> str:
     off = " (switched off by RLAUDIT_DISABLE)" if os.environ.get(DISABLE_VARIABLE) == "1" else ""
     routing = " + MoE layers x top-k for routing" if "routing" in tables else ""
     part = f" (attempt {place.record.attempt})" if place.record.attempt else "" if place.created else " (joined)"
-    where = f"rlaudit: capturing into {_shown(place.folder)}{part}{off}"
+    where = f"capturing into {_shown(place.folder)}{part}{off}"
     return f"{where} · hooks armed: {', '.join(armed)} · about 9 bytes a token and source{routing}"
 
 
@@ -138,33 +111,9 @@ def _shown(folder: Path) -> str:
     return os.path.relpath(folder) if folder.is_relative_to(Path.cwd()) else str(folder)
 
 
-def _run(command: Sequence[str], environment: Mapping[str, str], folder: Path) -> int:
-    """Start the command, pass signals on, convert sealed spools; returns its return code."""
-    watched = {*FORWARDED, signal.SIGCHLD}
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, watched)
-    try:
-        # The command starts with the mask that this process had; Popen itself may not be interrupted half-way.
-        process = subprocess.Popen(
-            command,
-            env=environment,
-            preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_SETMASK, old) and None,  # noqa: PLW1509  (no thread of ours yet)
-        )
-        stop = threading.Event()
-        converter = threading.Thread(target=_convert_while_running, args=(folder, stop), name="rlaudit-converter", daemon=True)
-        converter.start()
-        while process.poll() is None:
-            arrived = signal.sigtimedwait(watched, 0.5)
-            if arrived is not None and arrived.si_signo != signal.SIGCHLD and arrived.si_code != _FROM_KERNEL:
-                process.send_signal(arrived.si_signo)
-        stop.set()
-        converter.join()
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
-    return process.returncode
-
-
 def _convert_while_running(folder: Path, stop: threading.Event) -> None:
-    while not stop.wait(COMPACT_SECONDS):
+    pause = CONVERT_SECONDS
+    while not stop.wait(pause):
         try:
             sealed = [p for p in sorted((folder / "spool").glob("*.spool")) if not p.stem.endswith("_000000")]
             if sealed:
@@ -173,9 +122,9 @@ def _convert_while_running(folder: Path, stop: threading.Event) -> None:
                 for spool in sealed:
                     convert_and_remove(spool, folder)
             _note_usage(folder)
-        except Exception as error:  # conversion is tried again at the end; capture itself is not touched by this
-            sys.stderr.write(f"rlaudit: spools are kept as they are for now ({type(error).__name__}: {error})\n")
-            return
+            pause = CONVERT_SECONDS
+        except Exception:  # whatever it is (a full disk), it is tried again, and said at the end if it lasts
+            pause = min(2 * pause, LONGEST_PAUSE)
 
 
 def _note_usage(folder: Path) -> None:
@@ -188,17 +137,25 @@ def _note_usage(folder: Path) -> None:
 
 def _finish(place: Place) -> None:
     """Convert what is left and complete the records; what can't be converted stays, and the reader reads it from there."""
-    from rlaudit.capture.conversion import convert_leftovers, describe_environment
+    from rlaudit.capture.conversion import convert_leftovers, describe_environment, wait_for_writers
 
     try:
+        left = wait_for_writers(place.folder, ENDING_SECONDS)
+        if left:
+            say(
+                f"{len(left)} of the command's processes still run ({', '.join(map(str, left[:10]))}{', …' if len(left) > 10 else ''}); "
+                "what they record from now on can be read as well, and rlaudit compact makes Parquet of it once they have ended"
+            )
         convert_leftovers(place.folder)
         place.record.write(place.folder)
         if place.created:
-            place.manifest.ended, place.manifest.exit_status = place.record.ended, place.record.exit_status
-            describe_environment(place.manifest, place.folder)
-            place.manifest.write(place.folder)
-    except (OSError, RlauditError) as error:
+            text = (place.folder / FILE_NAME).read_text(encoding="utf-8")
+            manifest = Manifest.from_json(text, str(place.folder))  # launchers that joined have added to it
+            manifest.ended, manifest.exit_status = place.record.ended, place.record.exit_status
+            describe_environment(manifest, place.folder)
+            manifest.write(place.folder)
+    except KeyboardInterrupt:
+        say(f"interrupted while completing the run in {place.folder}; what was captured is kept and can be read")
+    except Exception as error:  # the command's exit status is owed to the caller, whatever became of the run
         reason = getattr(error, "strerror", None) or error
-        sys.stderr.write(
-            f"rlaudit: the run in {place.folder} could not be completed ({reason}); what was captured is kept and can be read\n"
-        )
+        say(f"the run in {place.folder} could not be completed ({reason}); what was captured is kept and can be read")

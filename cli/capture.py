@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
@@ -128,7 +129,8 @@ def command(
         resume=resume,
     )
     captured = launch(options, arguments)
-    _print_coverage(captured.run)
+    with suppress(KeyboardInterrupt):  # a second Ctrl-C ends the table, not the command's exit status
+        _print_coverage(captured.run)
     exit_like(captured.returncode)
 
 

@@ -31,10 +31,13 @@ def test_the_wheel_adds_only_rlaudit_and_its_start_up_file_to_an_environment(nam
     assert {name for name in top if not name.endswith(".dist-info")} == {"rlaudit", "rlaudit_bootstrap.pth"}
 
 
-def test_the_start_up_file_is_one_line_that_looks_at_one_variable(wheel: Path) -> None:
+def test_the_start_up_file_is_one_line_that_looks_at_the_variable_and_the_kill_switch(wheel: Path) -> None:
     text = zipfile.ZipFile(wheel).read("rlaudit_bootstrap.pth").decode()
     # site executes a line of a .pth file where it starts with "import" and takes it for a path otherwise.
-    assert text == "import os; os.environ.get('RLAUDIT_CAPTURE') and __import__('rlaudit.capture.bootstrap')\n"
+    assert text == (
+        "import os; os.environ.get('RLAUDIT_CAPTURE') and os.environ.get('RLAUDIT_DISABLE') != '1' and "
+        "__import__('rlaudit.capture.bootstrap')\n"
+    )
 
 
 def test_the_wheel_is_typed_and_carries_its_sql(names: set[str]) -> None:
