@@ -7,7 +7,10 @@ from setuptools.command.build_py import build_py
 
 START_UP_FILE = "rlaudit_bootstrap.pth"
 # Read by the site module at the start of every interpreter of the environment, so: a look at one variable, or two below a capture.
-START_UP_LINE = "import os; os.environ.get('RLAUDIT_CAPTURE') and os.environ.get('RLAUDIT_DISABLE') != '1' and __import__('rlaudit.capture.bootstrap')\n"
+START_UP_LINE = (
+    "import os; os.environ.get('RLAUDIT_CAPTURE') and os.environ.get('RLAUDIT_DISABLE') != '1' and "
+    "__import__('rlaudit.capture.bootstrap')\n"
+)
 
 
 class BuildWithStartUpFile(build_py):
