@@ -7,52 +7,20 @@ before it, at absolute position (prompt length + j - 1): that position's routing
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 
 from rlaudit import schema
 from rlaudit.analyzers import routing_kernel as rk
 from rlaudit.analyzers.compiled import Kernels
-from rlaudit.analyzers.grouping import OTHER, ROLLOUT, TRAINER, UNKNOWN, UPDATE, Group, Steps, integers, locate, read_rows, source_codes
+from rlaudit.analyzers.grouping import ROLLOUT, TRAINER, UNKNOWN, UPDATE, Group, Steps
 from rlaudit.analyzers.pairing import EXAMPLES, Spans
+from rlaudit.analyzers.routing_rows import SOURCE_NAMES, InvalidBlob, RoutingRows, broken_rows, chunks_of, expected_bytes
 from rlaudit.run import Run
 
 Array = Any
-CHUNK_BYTES = 512 << 20
-"""Expert bytes that are held at a time."""
-
-NAMES = {ROLLOUT: "rollout", TRAINER: "trainer", UPDATE: "update", OTHER: "other"}
-
-_INDEX = (
-    "attempt",
-    "step",
-    "sequence_id",
-    "source",
-    "update",
-    "first_position",
-    "tokens",
-    "layer_ids",
-    "top_k",
-    "num_experts",
-    "parts",
-    "policy_updates",
-)
-
-
-class InvalidBlob(NamedTuple):
-    """A routing row whose bytes are not tokens × layers × top_k ids."""
-
-    step: int
-    sequence_id: str
-    source: str
-    expected: int
-    found: int
 
 
 @dataclass(slots=True)
@@ -116,26 +84,6 @@ class RoutingPass:
         return int(positions), int(differing)
 
 
-class _Rows(NamedTuple):
-    """Routing rows of a chunk, one entry each; its experts are
-    data[chunk][start:][:size]."""
-
-    sequence: Array
-    source: Array
-    update: Array
-    first: Array
-    tokens: Array
-    updates: Array
-    layers: list[tuple[int, ...]]
-    top_k: Array
-    num_experts: Array
-    parts: Array
-    data: list[Array]
-    chunk: Array
-    start: Array
-    size: Array
-
-
 class _Item(NamedTuple):
     """Two rows to compare on the absolute positions [low, high)."""
 
@@ -161,8 +109,8 @@ def measure_routing(
     name and by lag class (``equal``, ``unknown``); other versions are counted under ``equal``.
     """
     found = {(name, lag): RoutingPass() for name in comparisons for lag in ("equal", "unknown")}
-    for rows in _chunks(run, group, steps):
-        broken = _broken(group, rows)
+    for rows in chunks_of(run, group, steps):
+        broken = broken_rows(group, rows)
         for name, (sides, spans) in comparisons.items():
             equal = found[name, "equal"]
             equal.invalid_blobs, equal.invalid_blob_count = (
@@ -177,80 +125,7 @@ def measure_routing(
     return found
 
 
-def _chunks(run: Run, group: Group, steps: Steps) -> Iterator[_Rows]:
-    """The group's routing rows in chunks of whole sequences and about ``CHUNK_BYTES``."""
-    index = read_rows(run, "routing", _INDEX, steps)
-    if index.num_rows == 0:
-        return
-    step, columns = integers(index["step"]), (*_INDEX, "experts")
-    size = _expected_bytes(index)
-    if size.sum() <= CHUNK_BYTES:
-        yield _rows(group, read_rows(run, "routing", columns, steps))
-        return
-    for number in np.unique(step[step != UNKNOWN]).tolist():
-        here = step == number
-        parts = math.ceil(size[here].sum() / CHUNK_BYTES)
-        if parts == 1:
-            yield _rows(group, read_rows(run, "routing", columns, (number, number)))
-            continue
-        ids = pc.unique(index["sequence_id"].filter(pa.array(here)))
-        for part in range(parts):
-            wanted = pc.field("sequence_id").isin(ids.take(pa.array(np.arange(part, len(ids), parts))))
-            yield _rows(group, run.read("routing", columns, steps=(number, number), filters=wanted))
-
-
-def _expected_bytes(index: pa.Table) -> Array:
-    """Bytes of ``experts`` of each row, by its other columns."""
-    layers = np.asarray(pc.fill_null(pc.list_value_length(index["layer_ids"]), 0)).astype(np.int64)
-    wide = np.where(integers(index["num_experts"]) > 256, 2, 1)
-    return integers(index["tokens"]).clip(0) * layers * integers(index["top_k"]).clip(0) * wide
-
-
-def _rows(group: Group, table: pa.Table) -> _Rows:
-    chunks, starts, sizes = [], [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for chunk in table["experts"].chunks:  # not combined: that would copy them
-        offsets = np.frombuffer(chunk.buffers()[1], np.int32)[chunk.offset :][: len(chunk) + 1].astype(np.int64)
-        data = chunk.buffers()[2]
-        chunks.append(np.frombuffer(data, np.uint8) if data is not None else np.zeros(0, np.uint8))
-        starts.append(offsets[:-1])
-        sizes.append(np.diff(offsets))
-    return _Rows(
-        sequence=locate(group, table),
-        source=source_codes(table["source"]),
-        update=integers(table["update"]),
-        first=integers(table["first_position"]),
-        tokens=integers(table["tokens"]),
-        updates=integers(table["policy_updates"]),
-        layers=[tuple(layers) if layers is not None else () for layers in table["layer_ids"].to_pylist()],
-        top_k=integers(table["top_k"]),
-        num_experts=integers(table["num_experts"]),
-        parts=integers(table["parts"]).clip(1),
-        data=chunks,
-        chunk=np.repeat(np.arange(len(chunks)), [len(chunk) for chunk in table["experts"].chunks]),
-        start=np.concatenate(starts),
-        size=np.concatenate(sizes),
-    )
-
-
-def _expected(rows: _Rows, row: int) -> int:
-    return int(rows.tokens[row] * len(rows.layers[row]) * rows.top_k[row] * schema.expert_bytes(int(rows.num_experts[row])))
-
-
-def _broken(group: Group, rows: _Rows) -> list[InvalidBlob]:
-    return [
-        InvalidBlob(
-            int(group.step[rows.sequence[r]]),
-            str(group.ids[rows.sequence[r]]),
-            NAMES[int(rows.source[r])],
-            _expected(rows, r),
-            int(rows.size[r]),
-        )
-        for r in range(len(rows.sequence))
-        if rows.sequence[r] >= 0 and rows.size[r] != _expected(rows, r)
-    ]
-
-
-def _items(group: Group, rows: _Rows, sides: Sources, found: dict[tuple[str, str], RoutingPass], name: str) -> dict[str, list[_Item]]:
+def _items(group: Group, rows: RoutingRows, sides: Sources, found: dict[tuple[str, str], RoutingPass], name: str) -> dict[str, list[_Item]]:
     """What to compare, by lag class; counts what joins and what does not."""
     a_rows, b_rows = (_chosen(rows, side) for side in sides)
     items: dict[str, list[_Item]] = {"equal": [], "unknown": []}
@@ -262,7 +137,7 @@ def _items(group: Group, rows: _Rows, sides: Sources, found: dict[tuple[str, str
             (a, b)
             for a in a_rows.get(sequence, ())
             for b in b_rows.get(sequence, ())
-            if rows.size[a] == _expected(rows, a) and rows.size[b] == _expected(rows, b)
+            if rows.size[a] == expected_bytes(rows, a) and rows.size[b] == expected_bytes(rows, b)
         ]
         for a, b in pairs:
             updates = int(rows.updates[a]), int(rows.updates[b])
@@ -278,7 +153,7 @@ def _items(group: Group, rows: _Rows, sides: Sources, found: dict[tuple[str, str
     return items
 
 
-def _chosen(rows: _Rows, side: tuple[int, ...]) -> dict[int, list[int]]:
+def _chosen(rows: RoutingRows, side: tuple[int, ...]) -> dict[int, list[int]]:
     """The rows of each sequence's best evaluation on one side: first source in ``side``, then first update. All its parts; without one
     that lacks some."""
     best: dict[int, tuple[int, int]] = {}
@@ -295,7 +170,7 @@ def _chosen(rows: _Rows, side: tuple[int, ...]) -> dict[int, list[int]]:
     return {sequence: own for sequence, own in held.items() if len(own) >= rows.parts[own[0]]}
 
 
-def _compare(kernels: Kernels, group: Group, rows: _Rows, items: list[_Item], spans: Spans, lag: str, found: RoutingPass) -> None:
+def _compare(kernels: Kernels, group: Group, rows: RoutingRows, items: list[_Item], spans: Spans, lag: str, found: RoutingPass) -> None:
     """Run the kernel on ``items`` and add to ``found``."""
     if not items:
         return
@@ -319,7 +194,7 @@ def _compare(kernels: Kernels, group: Group, rows: _Rows, items: list[_Item], sp
             found.layers[key] = found.layers.get(key, 0) + row
     found.joined += len(flags)
     for source in sources.values():
-        found.sources[NAMES[source]] = found.sources.get(NAMES[source], 0) + 1
+        found.sources[SOURCE_NAMES[source]] = found.sources.get(SOURCE_NAMES[source], 0) + 1
     for sequence, (_, own) in flags.items():
         key = (int(group.attempt[sequence]), int(group.step[sequence]))
         found.tokens[key] = found.tokens.get(key, 0) + np.array([(own != rk.UNKNOWN).sum(), (own == rk.DIFFERS).sum()], np.int64)
@@ -328,7 +203,7 @@ def _compare(kernels: Kernels, group: Group, rows: _Rows, items: list[_Item], sp
 
 def _run(
     kernels: Kernels,
-    rows: _Rows,
+    rows: RoutingRows,
     items: list[_Item],
     layers_a: tuple[int, ...],
     layers_b: tuple[int, ...],

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from rlaudit.analyzers import routing_kernel as rk
-from rlaudit.analyzers import routing_pass
+from rlaudit.analyzers import routing_rows
 from rlaudit.analyzers.compiled import vectorised
 from rlaudit.analyzers.grouping import load, plan
 from rlaudit.analyzers.measured import measure
@@ -182,7 +182,7 @@ def test_chunks_of_any_size_give_the_same_result(tmp_path: Path, monkeypatch: py
                 routing.append(experts_row(name, source, ids, num_experts=4, step=step))
     run = write_run(tmp_path / "run", sequences=sequences, scores=scores, routing=routing)
     whole = measure(run).routing["main", "equal"]
-    monkeypatch.setattr(routing_pass, "CHUNK_BYTES", 200)
+    monkeypatch.setattr(routing_rows, "CHUNK_BYTES", 200)
     parts = measure(run).routing["main", "equal"]
     assert whole.joined == parts.joined == 12
     assert {key: counts.tolist() for key, counts in whole.layers.items()} == {key: counts.tolist() for key, counts in parts.layers.items()}
