@@ -8,7 +8,8 @@ from typing import Any
 import pyarrow.compute as pc
 
 from rlaudit import schema
-from rlaudit.analyzers.results import CapturedHook, CapturedProcess, CaptureSummary
+from rlaudit.analyzers.ranks import RankedProcess, rank_groups
+from rlaudit.analyzers.results import CapturedHook, CapturedProcess, CaptureSummary, RankGroup
 from rlaudit.run import Run
 
 Key = tuple[int, int, str]
@@ -17,8 +18,11 @@ Key = tuple[int, int, str]
 def summarise_capture(run: Run) -> CaptureSummary:
     """The coverage table of a run. Reads events and keys only, no list columns."""
     events = run.read("events").to_pylist()
-    processes = _processes(events)
-    rows = {table.name: sum(p.rows.get(table.name, 0) for p in processes) for table in schema.TABLES if table.name != "events"}
+    counted = _rows(run)
+    processes, ranks = _processes(events, counted)
+    rows = {
+        table.name: sum(by_table.get(table.name, 0) for by_table in counted.values()) for table in schema.TABLES if table.name != "events"
+    }
     joined_trainer, joined_rollout, not_consumed = _joins(run)
     hooks = _hooks(events, processes)
     started, ended = run.manifest.started, run.manifest.ended
@@ -37,25 +41,56 @@ def summarise_capture(run: Run) -> CaptureSummary:
         dropped=_total_dropped(processes),
         stopped=tuple(sorted({e["name"] for e in events if e["kind"] == "capture_stopped"})),
         seconds=ended - started if started is not None and ended is not None else None,
-        likely_reason=None if any(p.emitting for p in processes) else _likely_reason(processes, hooks, unreached),
+        likely_reason=None if any(p.emitting for p in processes) else _likely_reason(run, processes, hooks, unreached),
+        ranks=ranks,
     )
 
 
-def _processes(events: list[dict[str, Any]]) -> tuple[CapturedProcess, ...]:
-    found: dict[str, dict[str, Any]] = {}
-    for event in sorted(events, key=lambda e: e["time"]):
-        facts = found.setdefault(event["process"], {"rank": event["rank"], "started": {}, "hooks": [], "balance": {}})
+def _rows(run: Run) -> dict[str | None, dict[str, int]]:
+    """Rows in the tables, by process and table: what is there, not what a process that may have been killed last said of itself.
+
+    None: rows of runs that were not captured and name no process.
+    """
+    counted: dict[str | None, dict[str, int]] = {}
+    for table in schema.TABLES:
+        if table.name != "events":
+            for entry in pc.value_counts(run.read(table.name, ["process"])["process"]).to_pylist():
+                counted.setdefault(entry["values"], {})[table.name] = entry["counts"]
+    return counted
+
+
+def _processes(
+    events: list[dict[str, Any]], rows: dict[str | None, dict[str, int]]
+) -> tuple[tuple[CapturedProcess, ...], tuple[RankGroup, ...]]:
+    found: dict[str, dict[str, Any]] = {name: _unknown(None, None) for name in rows if name is not None}
+    for event in events:
+        facts = found.setdefault(event["process"], _unknown(event["host"], event["attempt"]))
+        facts["host"], facts["attempt"] = event["host"], event["attempt"]
+        facts["rank"] = event["rank"] if event["rank"] is not None else facts["rank"]
         detail = json.loads(event["detail"]) if event["detail"] else {}
         if event["kind"] == "process_started":
             facts["started"] = detail
         elif event["kind"] == "hook_attached":
             facts["hooks"].append(event["name"])
-        elif event["kind"] == "heartbeat":
-            facts["balance"] = detail
-    return tuple(_process(name, facts) for name, facts in found.items())
+        elif event["kind"] == "heartbeat" and detail.get("beat", 0) >= facts["balance"].get("beat", 0):
+            facts["balance"] = detail  # the last one by its own count: clocks may be set back
+    processes = tuple(
+        _process(name, facts, rows.get(name, facts["balance"].get("rows", {}) if None in rows else {})) for name, facts in found.items()
+    )
+    ranked = (
+        RankedProcess(
+            facts["attempt"], facts["host"], facts["balance"].get("ranks") or facts["started"].get("ranks") or {}, process.emitting
+        )
+        for facts, process in zip(found.values(), processes, strict=True)
+    )
+    return processes, rank_groups(ranked)
 
 
-def _process(name: str, facts: dict[str, Any]) -> CapturedProcess:
+def _unknown(host: str | None, attempt: int | None) -> dict[str, Any]:
+    return {"host": host, "attempt": attempt, "rank": None, "started": {}, "hooks": [], "balance": {}}
+
+
+def _process(name: str, facts: dict[str, Any], rows: dict[str, int]) -> CapturedProcess:
     started, balance = facts["started"], facts["balance"]
     return CapturedProcess(
         process=name,
@@ -63,7 +98,7 @@ def _process(name: str, facts: dict[str, Any]) -> CapturedProcess:
         program=started.get("program", "(forked)"),
         executable=started.get("executable", ""),
         hooks=tuple(facts["hooks"]),
-        rows=balance.get("rows", {}),
+        rows=rows,
         dropped=balance.get("dropped", {}),
         fired=balance.get("fired", {}),
         failures={label: (count, message) for label, (count, message) in balance.get("failures", {}).items()},
@@ -126,7 +161,7 @@ def _unreached(run: Run) -> tuple[str, ...]:
     return tuple(sorted({json.loads(text)["executable"] for text in run.notes("spool/unreached")}))
 
 
-def _likely_reason(processes: tuple[CapturedProcess, ...], hooks: tuple[CapturedHook, ...], unreached: tuple[str, ...]) -> str:
+def _likely_reason(run: Run, processes: tuple[CapturedProcess, ...], hooks: tuple[CapturedHook, ...], unreached: tuple[str, ...]) -> str:
     refused = [hook for hook in hooks if hook.state == "refused"]
     if refused:
         return f"{refused[0].adapter} refused to attach: {refused[0].reason}"
@@ -141,8 +176,13 @@ def _likely_reason(processes: tuple[CapturedProcess, ...], hooks: tuple[Captured
     if unreached:
         return f"rlaudit is not installed in the environment of {unreached[0]}; install it there"
     if not processes:
+        disabled = run.manifest.environment.get("RLAUDIT_DISABLE") == "1"
         return (
-            "no Python process was started with the captured environment "
-            "(python -S, an emptied environment and containers keep capture out)"
+            "RLAUDIT_DISABLE=1 in the environment switched it off"
+            if disabled
+            else (
+                "no Python process was started with the captured environment "
+                "(python -S, an emptied environment and containers keep capture out)"
+            )
         )
     return "no process imported a framework that rlaudit knows, and none called rlaudit.record_*; see rlaudit hooks"

@@ -206,13 +206,36 @@ class CapturedHook:
 
 
 @dataclass(frozen=True, slots=True)
+class RankGroup:
+    """The ranks of one distributed job in one attempt.
+
+    job: torchrun's run id or the rendezvous address. expected: number of ranks, 0 to expected - 1. seen: ranks of processes that
+    capture saw; emitting: of those that wrote rows (duplicates of tensor parallelism need not). hosts: names of the hosts seen;
+    expected_hosts: how many there should be, None where the ranks don't say.
+    """
+
+    attempt: int
+    job: str
+    expected: int
+    seen: tuple[int, ...]
+    emitting: tuple[int, ...]
+    expected_hosts: int | None
+    hosts: tuple[str, ...]
+
+    @property
+    def missing(self) -> tuple[int, ...]:
+        """Ranks that capture never saw."""
+        return tuple(rank for rank in range(self.expected) if rank not in set(self.seen))
+
+
+@dataclass(frozen=True, slots=True)
 class CaptureSummary:
     """What a capture came to: the coverage table that ``rlaudit capture`` ends with.
 
     rows, bytes: by table. joined_trainer: (with a rollout, all) sequences that have a trainer or update score;
     joined_rollout: (with a trainer or update score, all) training sequences that have a rollout score; not_consumed:
     rollouts of other phases. stopped: reasons for which processes stopped capturing. likely_reason: why nothing was captured,
-    None where something was.
+    None where something was. ranks: expected and seen, by job and attempt; empty outside distributed jobs.
     """
 
     run: str
@@ -229,3 +252,4 @@ class CaptureSummary:
     stopped: tuple[str, ...]
     seconds: float | None
     likely_reason: str | None
+    ranks: tuple[RankGroup, ...] = ()

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from rich.console import Console
 
-from rlaudit.analyzers.results import CapturedHook, CaptureSummary
+from rlaudit.analyzers.results import CapturedHook, CaptureSummary, RankGroup
 from rlaudit.report.page import Page
-from rlaudit.report.text import of_total, percent, size
+from rlaudit.report.text import of_total, percent, size, spans
 
 Pairs = list[tuple[str, str]]
 
@@ -44,6 +44,7 @@ def _lines(summary: CaptureSummary) -> Pairs:
     ]
     return [
         ("processes", f"{len(summary.processes):,} seen, {hooked:,} hooked, {emitting:,} emitting"),
+        *_labelled("ranks", (text for group in summary.ranks if group.expected > 1 for text in _ranks(group))),
         *_labelled("unreached", (f"{executable} has no rlaudit installed" for executable in summary.unreached)),
         *_labelled("hooks", map(_hook, summary.hooks)),
         ("rows", f"{', '.join(recorded) or 'none'}" + (f" in {summary.steps:,} steps" if summary.steps else "")),
@@ -54,6 +55,16 @@ def _lines(summary: CaptureSummary) -> Pairs:
         *_cost(summary),
         *_labelled("failed", failures),
     ]
+
+
+def _ranks(group: RankGroup) -> list[str]:
+    of_hosts = f" of {group.expected_hosts:,}" if group.expected_hosts is not None else ""
+    attempt = f" (attempt {group.attempt})" if group.attempt else ""
+    found = f"{len(group.seen):,} seen, {len(group.emitting):,} emitting on {len(group.hosts):,}{of_hosts} hosts"
+    lines = [f"{group.expected:,} expected, {found}{attempt}"]
+    if group.missing:
+        lines.append(f"NEVER SEEN: rank {spans(group.missing)}; nothing of them is in the run")
+    return lines
 
 
 def _labelled(label: str, texts: Iterable[str]) -> Pairs:

@@ -186,3 +186,18 @@ def size(count: int) -> str:
             return f"{value:.3g} {unit}"
         value /= 1000
     return f"{value:.3g} TB"
+
+
+def spans(values: Sequence[int]) -> str:
+    """Sorted whole numbers, neighbours drawn together.
+
+    >>> spans([0, 1, 2, 5, 7, 8])
+    '0-2, 5, 7-8'
+    """
+    drawn: list[list[int]] = []
+    for value in values:
+        if drawn and drawn[-1][1] == value - 1:
+            drawn[-1][1] = value
+        else:
+            drawn.append([value, value])
+    return ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in drawn)

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from rlaudit.analyzers.results import CapturedHook, CapturedProcess, CaptureSummary
+from rlaudit.analyzers.results import CapturedHook, CapturedProcess, CaptureSummary, RankGroup
 from rlaudit.report.captured import render_captured
 
 
@@ -80,3 +80,18 @@ def test_refused_hooks_lost_rows_and_own_failures_are_all_named() -> None:
         "/opt/engine/bin/python has no rlaudit installed",
     ):
         assert expected in text
+
+
+def test_ranks_that_were_never_seen_stand_out() -> None:
+    whole = RankGroup(0, "n0:29500", 8, tuple(range(8)), (0, 4), 2, ("n0", "n1"))
+    text = printed(summary(ranks=(whole,)))
+    assert "8 expected, 8 seen, 2 emitting on 2 of 2 hosts" in text
+    assert "NEVER SEEN" not in text
+    part = RankGroup(1, "n0:29500", 8, (0, 1, 2, 3, 5), (0,), None, ("n0",))
+    text = printed(summary(ranks=(part,)))
+    assert "8 expected, 5 seen, 1 emitting on 1 hosts (attempt 1)" in text
+    assert "NEVER SEEN: rank 4, 6-7; nothing of them is in the run" in text
+
+
+def test_a_single_process_has_no_line_of_ranks() -> None:
+    assert "ranks" not in printed(summary(ranks=(RankGroup(0, ":", 1, (0,), (0,), 1, ("n0",)),)))
