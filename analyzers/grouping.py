@@ -27,7 +27,7 @@ UNKNOWN = np.iinfo(np.int64).min
 ROLLOUT, TRAINER, UPDATE, OTHER = 0, 1, 2, 3
 SOURCES = {"rollout": ROLLOUT, "trainer": TRAINER, "update": UPDATE}
 
-_SEQUENCES = ("attempt", "step", "sequence_id", "phase", "response_tokens", "prompt_tokens", "sampled_mask", "version_spans")
+_SEQUENCES = ("attempt", "step", "sequence_id", "phase", "response_tokens", "sampled_mask", "version_spans")
 _SCORES = ("attempt", "step", "sequence_id", "source", "update", "first_position", "logprobs", "policy_updates", "parts")
 SEMANTICS = ("source", "forward", "temperature", "logprob_mode", "dtype", "weight_dtype", "backend")
 """Columns of ``scores`` that say what its log-probabilities mean."""
@@ -69,7 +69,8 @@ def plan(run: Run) -> list[Steps]:
 class Group(NamedTuple):
     """The rows of a range of steps. Arrays of the first block have one entry a sequence, of the second one a scores row.
 
-    Unknown integers are ``UNKNOWN``. train: phase is train. response, prompt: lengths in tokens (-1: null). sampled: the mask of sampled
+    Unknown integers are ``UNKNOWN``. train: phase is train. response, prompt: lengths in tokens (-1: null; the
+    prompt's also where there is no routing to place by it). sampled: the mask of sampled
     tokens, sampled_tokens how many there are, in_loss: the loss mask (None unless asked for). row_sequence: the score's sequence,
     -1 where it has no row. parts: into how many rows the score's evaluation is split (1: whole).
     semantics, sampling: the distinct values of SEMANTICS and SAMPLING with their number of rows (``count``).
@@ -104,7 +105,8 @@ class Group(NamedTuple):
 
 def load(run: Run, steps: Steps, *, loss_mask: bool = False) -> Group:
     """Read one group. A sequence that occurs twice keeps its first row. loss_mask: read that column too."""
-    sequences = read_rows(run, "sequences", (*_SEQUENCES, *SAMPLING, *(("loss_mask", "rank") if loss_mask else ())), steps)
+    more = (("loss_mask", "rank") if loss_mask else ()) + (("prompt_tokens",) if run.segments("routing", steps) else ())
+    sequences = read_rows(run, "sequences", (*_SEQUENCES, *SAMPLING, *more), steps)
     scores = read_rows(run, "scores", tuple(dict.fromkeys((*_SCORES, *SEMANTICS))), steps)
     keys, row_keys = _keys(sequences, scores)
     _, kept = np.unique(keys, return_index=True)
@@ -122,7 +124,7 @@ def load(run: Run, steps: Steps, *, loss_mask: bool = False) -> Group:
         ids=sequences["sequence_id"].combine_chunks(),
         train=train,
         response=list_lengths(sequences["response_tokens"]),
-        prompt=list_lengths(sequences["prompt_tokens"]),
+        prompt=list_lengths(sequences["prompt_tokens"]) if "prompt_tokens" in more else np.full(len(train), -1),
         sampled=sampled,
         sampled_tokens=_sampled_tokens(sequences["sampled_mask"], sequences["response_tokens"]),
         in_loss=list_column(_nulls_are_sampled(sequences["loss_mask"])) if loss_mask else None,
