@@ -86,7 +86,8 @@ def prepare(options: CaptureOptions, command: Sequence[str]) -> Place:
             if attempt >= manifest.attempts:
                 manifest.attempts = attempt + 1
                 manifest.write(folder)
-        record = LauncherRecord(socket.gethostname(), os.getpid(), attempt, redact_arguments(list(command)), time.time())
+        started = manifest.started if created and manifest.started is not None else time.time()
+        record = LauncherRecord(socket.gethostname(), os.getpid(), attempt, redact_arguments(list(command)), started)
         (folder / "spool").mkdir(exist_ok=True)
         record.write(folder)
     except OSError as error:
