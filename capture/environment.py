@@ -84,20 +84,49 @@ ALLOWED = (
     "CUDA_VISIBLE_DEVICES",
     "RLAUDIT_DISABLE",
 )
-_SECRET_NAME = re.compile(r"key|token|secret|passw|credential|auth|cookie|session", re.IGNORECASE)
+_NAME = r"(?:key|secret|passw|credential|auth|cookie|session|(?:api|access|auth|hub|hf)[_-]?tokens|token(?!i[sz])(?!s(?:[^a-z]|$)))"
+"""What a name of a secret holds. Not tokenizer, nor max_tokens: those are what people set, and no secret."""
+_SECRET_NAME = re.compile(_NAME, re.IGNORECASE)
 _SECRET_VALUE = re.compile(r"^(hf_|sk-|ghp_|gho_|glpat-|xox[abp]-|AKIA|eyJ)|[A-Za-z0-9+/_-]{32,}|://[^/\s]*:[^/\s]*@")
+_INSIDE = (
+    # name=value, name: value, "name": "value"; after Bearer and the like, the word after that
+    re.compile(
+        rf"""(?P<kept>[\w.-]*{_NAME}[\w.-]*["']?\]?\s*[=:]\s*(?:(?:Bearer|Basic|Token)\s+)?)(?:"[^"]*"|'[^']*'|[^\s"';&|]+)""",
+        re.IGNORECASE,
+    ),
+    re.compile(rf"""(?P<kept>(?<!\w)--?[\w-]*{_NAME}[\w-]*\s+)(?:"[^"]*"|'[^']*'|[^\s"';&|-][^\s"';&|]*)""", re.IGNORECASE),
+    re.compile(r"(?P<kept>://)[^/\s@]*:[^/\s@]*(?=@)"),
+    re.compile(r"(?P<kept>(?<![A-Za-z0-9]))(?:hf_|sk-|ghp_|gho_|glpat-|xox[abp]-|AKIA|eyJ)[\w.-]{6,}"),
+    re.compile(
+        r"(?P<kept>(?<![\w+/.-]))(?=[\w+-]*\d)(?=[\w+-]*[A-Za-z])[\w+-]{32,}(?![\w+/.-])"
+    ),  # a long word of letters and digits, no path
+)
+"""Shapes of secrets inside a longer text: code after -c, a header, an address, options in a variable."""
 REDACTED = "<redacted>"
 
 
 def allowed_environment() -> dict[str, str]:
     """The environment variables of the allow-list."""
     chosen = {name: value for name, value in os.environ.items() if name in ALLOWED or name.startswith(ALLOWED_PREFIXES)}
-    return {name: REDACTED if _SECRET_NAME.search(name) or looks_secret(value) else value for name, value in sorted(chosen.items())}
+    return {
+        name: REDACTED if _SECRET_NAME.search(name) or looks_secret(value) else redact_text(value) for name, value in sorted(chosen.items())
+    }
 
 
 def looks_secret(value: str) -> bool:
     """True for values shaped like credentials: known token prefixes, long random words, passwords in addresses."""
     return bool(_SECRET_VALUE.search(value))
+
+
+def redact_text(text: str) -> str:
+    """``text`` with what looks like a secret in it replaced, and the rest as it is.
+
+    >>> redact_text("cd /x && HF_TOKEN=abc python train.py --api-key def --max-tokens 512")
+    'cd /x && HF_TOKEN=<redacted> python train.py --api-key <redacted> --max-tokens 512'
+    """
+    for pattern in _INSIDE:
+        text = pattern.sub(rf"\g<kept>{REDACTED}", text)
+    return text
 
 
 def redact_arguments(arguments: list[str]) -> list[str]:
@@ -106,14 +135,15 @@ def redact_arguments(arguments: list[str]) -> list[str]:
     hide_next = False
     for argument in arguments:
         name, equals, value = argument.partition("=")
+        option = bool(equals) and re.fullmatch(r"[\w.+-]+", name) is not None
         if hide_next and not argument.startswith("-"):
             shown.append(REDACTED)
-        elif equals and (_SECRET_NAME.search(name) or (looks_secret(value) and "/" not in value)):
+        elif option and (_SECRET_NAME.search(name) or (looks_secret(value) and "/" not in value)):
             shown.append(f"{name}={REDACTED}")
-        elif not equals and looks_secret(argument) and not argument.startswith("-") and "/" not in argument:
+        elif not equals and looks_secret(argument) and not argument.startswith("-") and not re.search(r"[/\s]", argument):
             shown.append(REDACTED)
         else:
-            shown.append(argument)
+            shown.append(redact_text(argument))
         hide_next = argument.startswith("-") and not equals and bool(_SECRET_NAME.search(argument))
     return shown
 
