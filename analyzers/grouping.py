@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rlaudit.analyzers.lists import ListColumn, flags, list_column, list_lengths, nulls
+from rlaudit.analyzers.lists import ListColumn, flags, list_column, nulls
 from rlaudit.analyzers.token_sums import Tokens, tokens_of
 from rlaudit.arrow import arrow_schema
 from rlaudit.run import Run
@@ -27,7 +27,7 @@ UNKNOWN = np.iinfo(np.int64).min
 ROLLOUT, TRAINER, UPDATE, OTHER = 0, 1, 2, 3
 SOURCES = {"rollout": ROLLOUT, "trainer": TRAINER, "update": UPDATE}
 
-_SEQUENCES = ("attempt", "step", "sequence_id", "phase", "response_tokens", "sampled_mask", "version_spans")
+_SEQUENCES = ("attempt", "step", "sequence_id", "phase", "prompt_length", "response_length", "sampled_mask", "version_spans")
 _SCORES = ("attempt", "step", "sequence_id", "source", "update", "first_position", "logprobs", "policy_updates", "parts")
 SEMANTICS = ("source", "forward", "temperature", "logprob_mode", "dtype", "weight_dtype", "backend")
 """Columns of ``scores`` that say what its log-probabilities mean."""
@@ -105,7 +105,7 @@ class Group(NamedTuple):
 
 def load(run: Run, steps: Steps, *, loss_mask: bool = False) -> Group:
     """Read one group. A sequence that occurs twice keeps its first row. loss_mask: read that column too."""
-    more = (("loss_mask", "rank") if loss_mask else ()) + (("prompt_tokens",) if run.segments("routing", steps) else ())
+    more = ("loss_mask", "rank") if loss_mask else ()
     sequences = read_rows(run, "sequences", (*_SEQUENCES, *SAMPLING, *more), steps)
     scores = read_rows(run, "scores", tuple(dict.fromkeys((*_SCORES, *SEMANTICS))), steps)
     keys, row_keys = _keys(sequences, scores)
@@ -117,16 +117,17 @@ def load(run: Run, steps: Steps, *, loss_mask: bool = False) -> Group:
     train = np.asarray(pc.fill_null(pc.equal(sequences["phase"], "train"), False))
     spans = sequences["version_spans"].combine_chunks() if sequences["version_spans"].null_count < sequences.num_rows else None
     row_sequence = _lookup(keys, row_keys)
+    response = _lengths(sequences["response_length"])
     logprobs, sampled = list_column(scores["logprobs"]), list_column(_nulls_are_sampled(sequences["sampled_mask"]))
     return Group(
         attempt=integers(sequences["attempt"]),
         step=integers(sequences["step"]),
         ids=sequences["sequence_id"].combine_chunks(),
         train=train,
-        response=list_lengths(sequences["response_tokens"]),
-        prompt=list_lengths(sequences["prompt_tokens"]) if "prompt_tokens" in more else np.full(len(train), -1),
+        response=response,
+        prompt=_lengths(sequences["prompt_length"]),
         sampled=sampled,
-        sampled_tokens=_sampled_tokens(sequences["sampled_mask"], sequences["response_tokens"]),
+        sampled_tokens=_sampled_tokens(sequences["sampled_mask"], response),
         in_loss=list_column(_nulls_are_sampled(sequences["loss_mask"])) if loss_mask else None,
         ranks=integers(sequences["rank"]) if loss_mask else np.zeros(0, np.int64),
         spans=spans,
@@ -177,6 +178,11 @@ def integers(column: pa.ChunkedArray) -> Array:
     return np.asarray(pc.fill_null(column.cast(pa.int64()), int(UNKNOWN)))
 
 
+def _lengths(column: pa.ChunkedArray) -> Array:
+    """A length column as int64, -1 where the list itself is null."""
+    return np.asarray(pc.fill_null(column.cast(pa.int64()), -1))
+
+
 def source_codes(column: pa.ChunkedArray) -> Array:
     """ROLLOUT, TRAINER, UPDATE or OTHER for each row."""
     encoded = pc.index_in(column, pa.array(list(SOURCES)))
@@ -206,7 +212,7 @@ def _lookup(keys: Array, wanted: Array) -> Array:
     return np.where(keys[place] == wanted, place, -1)
 
 
-def _sampled_tokens(mask: pa.ChunkedArray, response: pa.ChunkedArray) -> Array:
+def _sampled_tokens(mask: pa.ChunkedArray, response: Array) -> Array:
     """Number of sampled tokens of each sequence: the mask's, or all of the response where there is no mask."""
     counted = [np.zeros(0, np.int64)]
     for chunk in mask.chunks:
@@ -214,7 +220,7 @@ def _sampled_tokens(mask: pa.ChunkedArray, response: pa.ChunkedArray) -> Array:
         below = np.zeros(len(chunk.values) + 1, np.int64)
         np.cumsum(np.asarray(pc.fill_null(chunk.values, True)), out=below[1:])
         counted.append(below[offsets[1:]] - below[offsets[:-1]])
-    return np.where(np.asarray(mask.is_valid()), np.concatenate(counted), list_lengths(response).clip(0))
+    return np.where(np.asarray(mask.is_valid()), np.concatenate(counted), response.clip(0))
 
 
 def _nulls_are_sampled(column: pa.ChunkedArray) -> pa.ChunkedArray:

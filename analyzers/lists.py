@@ -52,16 +52,6 @@ def list_column(column: pa.ChunkedArray) -> ListColumn:
     return ListColumn(values, shift, valid, items.offset, start, length)
 
 
-def list_lengths(column: pa.ChunkedArray) -> Array:
-    """Length of every row of a list column, -1 where the row is null."""
-    chunks = [np.zeros(0, np.int64)]
-    for chunk in column.chunks:
-        lengths = np.diff(np.asarray(chunk.offsets)).astype(np.int64)
-        lengths[~np.asarray(chunk.is_valid())] = -1
-        chunks.append(lengths)
-    return np.concatenate(chunks)
-
-
 def nulls(column: ListColumn) -> Array | None:
     """True for every flat value that is null; None where none is."""
     if len(column.valid) == 0:

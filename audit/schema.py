@@ -97,6 +97,8 @@ SEQUENCES = Table(
         Column("phase", "string", "train, eval, warmup or reward. Only train is judged."),
         Column("prompt_tokens", "list<int32>", "Prompt token ids without padding (keyed hashes under --tokens hashed).", "token id"),
         Column("response_tokens", "list<int32>", "Response token ids without padding, environment and tool tokens included.", "token id"),
+        Column("prompt_length", "int32", "Length of prompt_tokens, filled in when the row becomes Parquet.", "tokens"),
+        Column("response_length", "int32", "Length of response_tokens, filled in when the row becomes Parquet.", "tokens"),
         Column("sampled_mask", "list<bool>", "True where the policy sampled the response token; null where it sampled all of them."),
         Column(
             "loss_mask",

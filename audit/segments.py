@@ -23,7 +23,6 @@ from rlaudit.arrow import arrow_schema
 from rlaudit.spool import Blobs, Constant, Field, Frame, Lists, Scalars, read_spool
 
 ROW_GROUP_BYTES = 16 << 20
-ROW_GROUP_ROWS = 128
 _NAME = re.compile(r"^s(?:(\d+)-(\d+))?_(.+)_(\d+)\.parquet$")
 
 
@@ -83,8 +82,7 @@ class SegmentWriter:
         if self._writer is None:
             self._writer = pq.ParquetWriter(self._temporary, self._schema, **_parquet_options(self.table))
         per_row = max(1, rows.nbytes // max(1, rows.num_rows))
-        group = max(1, min(ROW_GROUP_ROWS, ROW_GROUP_BYTES // per_row)) if _has_lists(self.table) else rows.num_rows
-        self._writer.write_table(rows, row_group_size=group)
+        self._writer.write_table(rows, row_group_size=max(1, ROW_GROUP_BYTES // per_row))
 
     def close(self) -> Segment | None:
         """Finish the segment and give it its name; None where there were no rows."""
@@ -133,7 +131,18 @@ def conform(rows: pa.Table, table: str) -> pa.Table:
     columns = [
         rows[field.name].cast(field.type) if field.name in rows.column_names else pa.nulls(rows.num_rows, field.type) for field in target
     ]
-    return pa.Table.from_arrays(columns, schema=target)
+    return with_lengths(pa.Table.from_arrays(columns, schema=target), table)
+
+
+def with_lengths(rows: pa.Table, table: str) -> pa.Table:
+    """``rows`` of ``sequences`` with the columns that only count other columns' tokens filled in, so that readers need not read those."""
+    if table != "sequences":
+        return rows
+    for name in ("prompt", "response"):
+        place = rows.schema.get_field_index(f"{name}_length")
+        lengths = pc.list_value_length(rows[f"{name}_tokens"]).cast(pa.int32())
+        rows = rows.set_column(place, rows.schema.field(place), lengths)
+    return rows
 
 
 class Conversion(NamedTuple):
@@ -174,7 +183,7 @@ def frame_rows(frame: Frame, defaults: Mapping[str, Any]) -> pa.Table:
         if found is None:
             found = Constant(defaults.get(field.name))
         arrays.append(_array(found, field.type, frame.rows))
-    return pa.Table.from_arrays(arrays, schema=target)
+    return with_lengths(pa.Table.from_arrays(arrays, schema=target), frame.table)
 
 
 def _array(field: Field, kind: pa.DataType, rows: int) -> pa.Array:
@@ -221,10 +230,6 @@ def _blobs(field: Blobs) -> pa.Array:
     offsets, missing = _offsets(lengths)
     validity = pa.array(lengths >= 0).buffers()[1] if missing is not None else None
     return pa.Array.from_buffers(pa.binary(), len(lengths), [validity, offsets.buffers()[1], pa.py_buffer(field.values)])
-
-
-def _has_lists(table: str) -> bool:
-    return any(column.type.startswith("list<") or column.type == "binary" for column in schema.BY_NAME[table].columns)
 
 
 def _parquet_options(table: str) -> dict[str, Any]:

@@ -10,7 +10,7 @@
 -- column prob_diff_mean: mean |p_trainer - p_rollout|
 -- column prob_diff_max: largest |p_trainer - p_rollout|
 -- column logp_diff_mean (nats): mean |delta|
--- column logp_diff_std (nats): population standard deviation of |delta|
+-- column logp_diff_std (nats): sample standard deviation of |delta|
 -- column logp_diff_p50 (nats): median of |delta|
 -- column logp_diff_p99 (nats): 99th percentile of |delta|
 -- column logp_diff_max (nats): largest |delta|
@@ -25,7 +25,7 @@ SELECT attempt, step, phase, lag, count(*) AS tokens,
        avg(abs(exp(trainer_logp) - exp(rollout_logp))) AS prob_diff_mean,
        max(abs(exp(trainer_logp) - exp(rollout_logp))) AS prob_diff_max,
        avg(abs(delta)) AS logp_diff_mean,
-       stddev_pop(abs(delta)) AS logp_diff_std,
+       stddev_samp(abs(delta)) AS logp_diff_std,
        quantile_cont(abs(delta), 0.5) AS logp_diff_p50,
        quantile_cont(abs(delta), 0.99) AS logp_diff_p99,
        max(abs(delta)) AS logp_diff_max,
