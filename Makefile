@@ -18,7 +18,9 @@ TORCH ?= torch==2.13.0
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
-# Python compiles a module when it is first imported; compiling all of torch's here would take longer than installing them.
+# Python compiles a module when it is first imported, and keeps the result where it isn't told not to; compiling all of torch's
+# modules at once would take longer than installing them.
+export PYTHONDONTWRITEBYTECODE :=
 QUIET_PIP := $(PIP) install -qq --no-compile
 
 # More threads make the tiny models of tests and demo slower, up to fifty times on shared cores.
