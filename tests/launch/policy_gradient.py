@@ -92,7 +92,7 @@ def main() -> None:
         rlaudit.step(step)
         os.write(progress, f"{step} {time.monotonic()} {digest(responses, rollout, trainer)}\n".encode())
     weights = b"".join(p.detach().numpy().tobytes() for p in policy.parameters())
-    print(f"rank {rank}: weights {hashlib.sha256(weights).hexdigest()}", flush=True)
+    os.write(1, f"rank {rank}: weights {hashlib.sha256(weights).hexdigest()}\n".encode())  # at once: ranks share the pipe
     if world > 1:
         torch.distributed.destroy_process_group()
 
