@@ -184,12 +184,21 @@ class Run:
                 self._storage.open(segment.path), columns=list(columns) if columns is not None else None, filters=filters, partitioning=None
             )
         except (OSError, pa.ArrowException) as error:
-            raise DamagedRun(self._damage(segment.path, error)) from error
+            raise DamagedRun(self._damage(segment, error)) from error
 
-    @staticmethod
-    def _damage(path: str, error: Exception) -> str:
+    def _damage(self, segment: Segment, error: Exception) -> str:
+        """What is wrong with a segment that could not be read, and what to do."""
+        try:
+            missing = set(arrow_schema(segment.table).names) - set(pq.read_schema(self._storage.open(segment.path)).names)
+        except (OSError, pa.ArrowException):
+            missing = set()
+        if missing:
+            return (
+                f"{segment.path} is no segment of table {segment.table} as this rlaudit knows it: it lacks {', '.join(sorted(missing))}; "
+                "move it out of the run's folder, or read the run with the rlaudit that wrote it"
+            )
         first = str(error).splitlines()[0] if str(error) else type(error).__name__
-        return f"segment {path} can't be read ({first}); move it out of the run's folder to use the rest, its rows are then missing"
+        return f"segment {segment.path} can't be read ({first}); move it out of the run's folder to use the rest, its rows are then missing"
 
     def notes(self, folder: str) -> list[str]:
         """Texts of the small files in a subfolder; empty where there is none (and on object stores, which hold no spools)."""
@@ -204,13 +213,9 @@ class Run:
                 try:
                     names = pq.read_schema(self._storage.open(segment.path)).names
                 except (OSError, pa.ArrowException) as error:
-                    raise DamagedRun(self._damage(segment.path, error)) from error
-                missing = set(arrow_schema(table).names) - set(names)
-                if missing:
-                    raise DamagedRun(
-                        f"{segment.path} is no segment of table {table}: it lacks {', '.join(sorted(missing))}; "
-                        "move it out of the run's folder"
-                    )
+                    raise DamagedRun(self._damage(segment, error)) from error
+                if set(arrow_schema(table).names) - set(names):
+                    raise DamagedRun(self._damage(segment, ValueError("columns are missing")))
 
     def steps(self) -> list[int]:
         """The training steps for which there are sequences, in order."""

@@ -103,7 +103,7 @@ def test_a_truncated_segment_is_named_with_what_to_do(tmp_path: Path) -> None:
 def test_a_segments_name_on_a_foreign_file_is_recognised(tmp_path: Path) -> None:
     run = write_run(tmp_path / "run", sequences=SEQUENCES)
     pq.write_table(pa.table({"x": [1]}), tmp_path / "run" / "sequences" / "s00000001-00000001_other_000000.parquet")
-    with pytest.raises(DamagedRun, match="no segment of table sequences"):
+    with pytest.raises(DamagedRun, match="no segment of table sequences as this rlaudit knows it: it lacks"):
         Run.open(run.path).check_segments()
 
 
