@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import os
-import shutil
-import subprocess
-import sys
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
 from rlaudit.run import Run
+from tests.integration.environments import ROOT, installed, run
 
 pytestmark = pytest.mark.integration
-ROOT = Path(__file__).parents[2]
-SOURCES = ("audit", "capture", "analyzers", "replay", "report", "cli", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
 class Version(NamedTuple):
@@ -35,41 +30,6 @@ VERSIONS = (
 )
 
 
-def installed(version: Version, folder: Path) -> Path:
-    """bin folder of ``.venvs/trl-<version>``, made where it isn't there, with rlaudit as it is now."""
-    environment = ROOT / ".venvs" / f"trl-{version.trl}"
-    python, done = environment / "bin" / "python", environment / "installed"
-    wanted = "\n".join([version.trl, *version.beside])
-    if not done.exists() or done.read_text() != wanted:
-        shutil.rmtree(environment, ignore_errors=True)
-        run([sys.executable, "-m", "venv", environment])
-        pip(python, "torch==2.13.0")  # first and alone: what comes after would bring other builds
-        pip(python, f"trl=={version.trl}", *version.beside)
-        done.write_text(wanted)
-    copy = folder / "project"
-    copy.mkdir()
-    for name in SOURCES:  # pip builds where the sources are; a copy keeps the working tree clean
-        if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-        else:
-            shutil.copy2(ROOT / name, copy / name)
-    pip(python, str(copy))
-    pip(python, "--no-deps", "--force-reinstall", str(copy))
-    return python.parent
-
-
-def pip(python: Path, *requirements: str) -> None:
-    run([python, "-m", "pip", "install", "--quiet", "--no-compile", "--disable-pip-version-check", *requirements])
-
-
-def run(command: list[str | Path], cwd: Path = ROOT, **variables: str) -> str:
-    """Run a command and return its output; fails with its end where the command fails."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith(("RLAUDIT", "PYTHON"))}
-    done = subprocess.run(command, env={**kept, **variables}, cwd=cwd, capture_output=True, text=True, timeout=1500, check=False)
-    assert done.returncode == 0, f"{command}\n{done.stdout[-2000:]}\n{done.stderr[-4000:]}"
-    return done.stdout
-
-
 class Training(NamedTuple):
     """A captured and a plain training with one version: the run, and each one's digest of the final weights."""
 
@@ -83,7 +43,8 @@ class Training(NamedTuple):
 def training(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Training:
     version: Version = request.param
     folder = tmp_path_factory.mktemp(f"trl-{version.trl}")
-    commands = installed(version, folder)
+    # torch first and alone: what comes after would bring other builds
+    commands = installed(f"trl-{version.trl}", ["torch==2.13.0"], [f"trl=={version.trl}", *version.beside])
     script = str(ROOT / "tests" / "integration" / "train_tiny_grpo.py")
     environment = {
         "OMP_NUM_THREADS": "1",
