@@ -189,3 +189,49 @@ def test_a_clock_that_jumps(place: Place, script: Path) -> None:
     assert run.steps() == list(range(STEPS))
     assert run.manifest.started is not None and run.manifest.ended is not None
     assert 0 <= run.manifest.ended - run.manifest.started < 300
+
+
+def blocked(*packages: str) -> str:
+    """Code after which these packages can't be imported, as in an environment without them."""
+    return f"import sys\nfor name in {packages!r}: sys.modules[name] = None\n"
+
+
+def test_an_engines_environment_without_the_analysis_packages_records_all_the_same(place: Place) -> None:
+    script = place.script(
+        "engine.py", blocked("pyarrow", "duckdb", "scipy", "numba", "pandas", "typer", "rich", "fsspec") + "emit('engine')\n"
+    )
+    done = place.capture("python", script)
+    assert done.returncode == 0, done.stderr
+    assert Run.open(place.out).read("sequences")["sequence_id"].to_pylist() == ["engine"]
+
+
+def test_an_environment_without_numpy_is_told_so_once_and_runs_on(place: Place) -> None:
+    script = place.script("engine.py", blocked("numpy") + "emit('a')\nemit('b')\nrlaudit.step(0)\nprint(rlaudit.capturing())\n")
+    done = place.capture("python", script)
+    assert (done.returncode, done.stdout) == (0, "False\n")
+    assert len(stops(done.stderr)) == 1
+    assert "numpy" in stops(done.stderr)[0]
+
+
+def test_a_process_that_outlives_the_command_is_waited_for_a_moment_and_then_left_to_itself(place: Place) -> None:
+    server = place.script(
+        "server.py", "import time\nemit('before')\nrlaudit.step(0)\nwhile not os.path.exists('go on'): time.sleep(0.02)\nemit('after')\n"
+    )
+    job = place.script(
+        "job.sh", f"python {server} < /dev/null > /dev/null 2>&1 &\nuntil [ -e {place.emitted}/before ]; do sleep 0.05; done\nexit 6\n"
+    )
+    began = time.monotonic()
+    done = place.capture("bash", job)
+    assert done.returncode == 6
+    assert time.monotonic() - began < 30
+    pid = place.pids()["before"]
+    assert f"1 of the command's processes still run ({pid})" in done.stderr
+    names = Run.open(place.out).read("sequences", ["sequence_id"])["sequence_id"].to_pylist()
+    assert names == ["before"], "what it has recorded is readable, from its own file"
+    (place.folder / "go on").touch()
+    while Path(f"/proc/{pid}").exists():
+        time.sleep(0.02)
+    compacted = place.run([str(place.commands / "rlaudit"), "compact", place.out])
+    assert compacted.returncode == 0, compacted.stderr
+    assert list((place.out / "spool").glob("*_*")) == []
+    assert sorted(Run.open(place.out).read("sequences", ["sequence_id"])["sequence_id"].to_pylist()) == ["after", "before"]
