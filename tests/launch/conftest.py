@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,20 +10,6 @@ from tests.integration.environments import borrowing, installed
 from tests.launch.place import Place
 
 TORCH_AND_RAY = (["torch==2.13.0"], ["ray[default]", "accelerate"])  # torch first and alone: what comes after would bring other builds
-
-
-@pytest.fixture(scope="session", autouse=True)
-def signals_as_at_a_terminal() -> Iterator[None]:
-    """Signals that whoever started the tests had switched off (nohup, a shell's background jobs) have their default again.
-
-    Ignored signals stay ignored in every process below, captured or not, and the tests send them.
-    """
-    numbers = [n for n in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP) if signal.getsignal(n) is signal.SIG_IGN]
-    for number in numbers:
-        signal.signal(number, signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL)
-    yield
-    for number in numbers:
-        signal.signal(number, signal.SIG_IGN)
 
 
 @pytest.fixture(scope="session")
