@@ -7,6 +7,7 @@ python examples/grpo_smollm2.py --experts 4       # the mixture of experts that 
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import re
 import tempfile
@@ -93,7 +94,8 @@ def main() -> None:
             model=model,
             reward_funcs=right_and_brief,
             args=settings(str(folder), arguments.steps, arguments.seed),
-            train_dataset=questions(arguments.steps, arguments.seed),
+            # Two questions for every two steps; fewer than one generation takes would leave TRL without data.
+            train_dataset=questions(2 * math.ceil(arguments.steps / 2), arguments.seed),
             processing_class=tokenizer,
         )
         show_steps(trainer)

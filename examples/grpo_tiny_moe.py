@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import itertools
+import math
 import tempfile
 from pathlib import Path
 from string import ascii_lowercase
@@ -90,7 +91,8 @@ def train(folder: Path, *, steps: int, dtype: str, seed: int) -> GRPOTrainer:
         model=model,
         reward_funcs=plain_words,
         args=settings(str(folder), steps, seed),
-        train_dataset=prompts(2 * steps),
+        # Four questions for every two steps; fewer than one generation takes would leave TRL without data.
+        train_dataset=prompts(4 * math.ceil(steps / 2)),
         processing_class=tokenizer,
     )
     show_steps(trainer)
