@@ -73,7 +73,10 @@ def capturing() -> bool:
 
 
 def wants(what: str) -> bool:
-    """True where rows of the table ``what`` (or ``routing_weights``) would be kept now: spares reading what would be dropped."""
+    """True where rows of the table ``what`` would be kept now: spares reading what would be dropped.
+
+    Also for what a user opts into: routing_weights, record_routing, record_logprobs, checksum_weights, probe.
+    """
     return _sink is not None and _sink.wants(what)
 
 
@@ -189,27 +192,40 @@ def record_request(
     input_tokens: Batch,
     output_tokens: Batch,
     logprobs: Batch | None = None,
+    input_logprobs: Batch | None = None,
     engine_id: str | None = None,
-    phase: str | None = None,
+    phase: PerSequence = None,
     step: int | None = None,
     trajectory_ids: PerSequence = None,
     turns: PerSequence = None,
+    parent_ids: PerSequence = None,
     logprob_mode: str | None = None,
+    input_logprob_mode: str | None = None,
     policy_version: PerSequence = None,
     policy_updates: PerSequence = None,
     policy_syncs: PerSequence = None,
     version_spans: Sequence[Any] | None = None,
     cached_tokens: PerSequence = None,
+    retractions: PerSequence = None,
     finish_reasons: PerSequence = None,
     temperature: PerSequence = None,
     top_p: PerSequence = None,
     top_k: PerSequence = None,
     min_p: PerSequence = None,
     repetition_penalty: PerSequence = None,
-    started: float | None = None,
-    finished: float | None = None,
+    sampling: PerSequence = None,
+    dtype: str | None = None,
+    weight_dtype: str | None = None,
+    backend: str | None = None,
+    started: PerSequence = None,
+    finished: PerSequence = None,
 ) -> None:
-    """Record engine calls, tokens in and tokens out. ``started``, ``finished``: seconds since the epoch."""
+    """Record engine calls, tokens in and tokens out: n rows of ``requests``.
+
+    ``logprobs`` are aligned with ``output_tokens``, ``input_logprobs`` with ``input_tokens`` (its first entry is None). ``sampling``:
+    JSON text. ``started``, ``finished``: seconds since the epoch. Which call produced which part of a sequence is found by content
+    (``rlaudit.linking``) unless ``record_links`` says it.
+    """
     if _sink is not None:
         _sink.record_request(**_given(locals()))
 

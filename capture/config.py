@@ -17,6 +17,8 @@ class CaptureConfig(NamedTuple):
     prompts whose rows, and whose routing, are kept. max_bytes: bound of the run on disk, None for none.
     token_key: hexadecimal key under ``--tokens hashed``, None for plain ids. queue_bytes: bound of what waits for the writer.
     lossless: wait where the queue is full instead of dropping. routing_weights: record gate weights too.
+    record_routing, record_logprobs: ask engines for what the command did not ask them for. checksum_weights: checksums of parameters at
+    every weight synchronisation. probe: engines score a fixed sequence after each.
     flush_seconds: seal the spool at least this often.
     """
 
@@ -31,6 +33,10 @@ class CaptureConfig(NamedTuple):
     queue_bytes: int = 1 << 30
     lossless: bool = False
     routing_weights: bool = False
+    record_routing: bool = False
+    record_logprobs: bool = False
+    checksum_weights: bool = False
+    probe: bool = False
     flush_seconds: float = 300.0
 
     def to_variable(self) -> str:

@@ -69,6 +69,7 @@ def launch(options: CaptureOptions, command: Sequence[str]) -> Captured:
         queue_bytes=recorded["queue_bytes"],
         lossless=recorded["lossless"],
         routing_weights=recorded["routing_weights"],
+        **{name: recorded.get(name, False) for name in ("record_routing", "record_logprobs", "checksum_weights", "probe")},
         flush_seconds=recorded["flush_seconds"],
     )
     say(_start_line(place, tables))

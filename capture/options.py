@@ -17,6 +17,8 @@ class CaptureOptions:
     out: run folder, None for a new one under ``runs/``. include: tables to record, None for all. exclude: tables not to record.
     sample, routing_sample: shares of prompts in (0, 1]. max_bytes: bound of the run on disk. tokens: plain or hashed.
     lossless: wait where the queue is full. queue_bytes: bound of what waits for the writer, in each process.
+    record_routing, record_logprobs: ask engines for routed experts and log-probabilities that the command itself did not ask for.
+    checksum_weights: checksums of parameters at every weight synchronisation. probe: engines score a fixed sequence after each.
     flush_seconds: what was recorded is turned into Parquet at least this often. resume: go on in a run, as its next attempt.
     """
 
@@ -30,6 +32,10 @@ class CaptureOptions:
     lossless: bool = False
     queue_bytes: int = 1 << 30
     routing_weights: bool = False
+    record_routing: bool = False
+    record_logprobs: bool = False
+    checksum_weights: bool = False
+    probe: bool = False
     flush_seconds: float = 300.0
     resume: bool = False
 
@@ -67,5 +73,9 @@ class CaptureOptions:
             "lossless": self.lossless,
             "queue_bytes": self.queue_bytes,
             "routing_weights": self.routing_weights,
+            "record_routing": self.record_routing,
+            "record_logprobs": self.record_logprobs,
+            "checksum_weights": self.checksum_weights,
+            "probe": self.probe,
             "flush_seconds": self.flush_seconds,
         }

@@ -49,6 +49,7 @@ _KINDS = {
     "input_tokens": "<i4",
     "output_tokens": "<i4",
     "logprobs": "<f4",
+    "input_logprobs": "<f4",
     "entropies": "<f4",
     "sampled_mask": "|u1",
     "loss_mask": "|u1",
@@ -60,8 +61,10 @@ _SEQUENCE_NAMES = {
     "rewards": "reward",
     "advantages": "advantage",
     "finish_reasons": "finish_reason",
+    "parent_ids": "parent_id",
 }
 _POLICY = ("policy_version", "policy_updates", "policy_syncs")
+_OPT_INS = ("routing_weights", "record_routing", "record_logprobs", "checksum_weights", "probe")
 _SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
@@ -131,7 +134,8 @@ class RecorderSink:
         rows = len(request_ids)
         if not self.recorder.accepts("requests", rows):
             return
-        lists = _lists(rows, _KINDS, input_tokens=input_tokens, output_tokens=output_tokens, logprobs=given.pop("logprobs", None))
+        floats = {name: given.pop(name, None) for name in ("logprobs", "input_logprobs")}
+        lists = _lists(rows, _KINDS, input_tokens=input_tokens, output_tokens=output_tokens, **floats)
         columns = [*_values(request_id=list(request_ids), **{_SEQUENCE_NAMES.get(n, n): v for n, v in given.items()}), *lists]
         self.recorder.submit("requests", rows, columns)
 
@@ -167,8 +171,8 @@ class RecorderSink:
         self.recorder.event(kind, name, message, count, detail)
 
     def wants(self, what: str) -> bool:
-        """True where the rows of a table, or ``routing_weights``, would be recorded now."""
-        return self.recorder.config.routing_weights if what == "routing_weights" else self.recorder.wants(what)
+        """True where the rows of a table would be recorded now, or an opt-in of ``CaptureConfig`` (``_OPT_INS``) is on."""
+        return bool(getattr(self.recorder.config, what)) if what in _OPT_INS else self.recorder.wants(what)
 
     @_guarded
     def step(self, step: int) -> None:

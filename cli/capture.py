@@ -79,7 +79,18 @@ Lossless = Annotated[
 ]
 QueueMB = Annotated[int, typer.Option("--queue-mb", metavar="MB", min=1, help="Memory that may wait for the writer, in each process.")]
 RoutingWeights = Annotated[bool, typer.Option("--routing-weights", help="Record gate weights beside the expert ids.")]
-
+RecordRouting = Annotated[
+    bool, typer.Option("--record-routing", help="Ask engines for routed experts where the command doesn't. Changes their settings.")
+]
+RecordLogprobs = Annotated[
+    bool, typer.Option("--record-logprobs", help="Ask engines for log-probabilities where the command doesn't. Changes their requests.")
+]
+ChecksumWeights = Annotated[
+    bool, typer.Option("--checksum-weights", help="Checksum parameters at every weight synchronisation. Takes time.")
+]
+Probe = Annotated[
+    bool, typer.Option("--probe", help="Let engines score a fixed sequence after each weight synchronisation. Adds requests.")
+]
 FlushSeconds = Annotated[
     float, typer.Option("--flush-seconds", metavar="SECONDS", help="Turn what was recorded into Parquet at least this often.")
 ]
@@ -99,6 +110,10 @@ def command(
     lossless: Lossless = False,
     queue_mb: QueueMB = 1024,
     routing_weights: RoutingWeights = False,
+    record_routing: RecordRouting = False,
+    record_logprobs: RecordLogprobs = False,
+    checksum_weights: ChecksumWeights = False,
+    probe: Probe = False,
     flush_seconds: FlushSeconds = 300.0,
     resume: Resume = False,
 ) -> None:
@@ -125,6 +140,10 @@ def command(
         lossless=lossless,
         queue_bytes=queue_mb << 20,
         routing_weights=routing_weights,
+        record_routing=record_routing,
+        record_logprobs=record_logprobs,
+        checksum_weights=checksum_weights,
+        probe=probe,
         flush_seconds=flush_seconds,
         resume=resume,
     )
