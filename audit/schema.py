@@ -219,7 +219,7 @@ REQUESTS = Table(
         Column(
             "phase",
             "string",
-            "train, eval, warmup, reward, or probe (a fixed sequence scored to see what weights compute); null where the engine can't know.",
+            "train, eval, warmup, reward, or probe (a fixed sequence scored to see what weights compute); null where unknown.",
         ),
         Column("step", "int32", "Training step, where the caller knows it; null otherwise."),
         Column("trajectory_id", "string", "The episode, where the caller knows it; null otherwise."),
