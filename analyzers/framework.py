@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 
 from rlaudit.analyzers.grouping import Group
-from rlaudit.analyzers.lists import flags
 from rlaudit.analyzers.pairing import pair, recompute_side, rollout_side
 from rlaudit.analyzers.results import FrameworkCheck
 from rlaudit.analyzers.statistics import TokenStats
 from rlaudit.analyzers.thresholds import FRAMEWORK_ABSOLUTE_TOLERANCE, FRAMEWORK_RELATIVE_TOLERANCE
 from rlaudit.analyzers.token_pass import measure_spans
+from rlaudit.lists import flags
 from rlaudit.run import Run
 
 FRAMEWORK_NAMES = {

@@ -12,9 +12,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from rlaudit.analyzers.lists import ListColumn, flags, list_column, nulls
 from rlaudit.analyzers.token_sums import Tokens, tokens_of
 from rlaudit.arrow import arrow_schema
+from rlaudit.lists import ListColumn, flags, list_column, nulls
 from rlaudit.run import Run
 
 Array = Any

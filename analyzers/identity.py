@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rlaudit.analyzers.grouping import Steps, integers
-from rlaudit.analyzers.lists import ListColumn, list_column
 from rlaudit.analyzers.pairing import EXAMPLES
+from rlaudit.lists import ListColumn, list_column
 from rlaudit.run import Run
 
 Array = Any

@@ -42,14 +42,19 @@ def compact(folder: Path) -> list[Compacted]:
     run = Run.open(folder)
     done = []
     for table in schema.TABLES:
-        segments = [s for s in run.segments(table.name) if s.path.startswith(run.path)]
+        segments = sorted((s for s in run.recorded(table.name) if s.path.startswith(run.path)), key=_place)
         after = len(segments)
         for number, group in enumerate(_groups(segments)):
             _replace(folder, run, table.name, group, number)
             after -= len(group) - 1
         if after != len(segments):
             done.append(Compacted(table.name, len(segments), after))
+    Run.open(folder).keep_derived()
     return done
+
+
+def _place(segment: Segment) -> tuple[int, str, int]:
+    return segment.first_step if segment.first_step is not None else -1, segment.process, segment.number
 
 
 def _groups(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
@@ -58,7 +63,8 @@ def _groups(segments: Iterable[Segment]) -> Iterator[list[Segment]]:
     size = 0
     for segment in segments:
         own = Path(segment.path).stat().st_size
-        if group and size + own > TARGET_BYTES:
+        # Rows without steps stay by themselves: a file name with steps promises that all of its rows have one.
+        if group and (size + own > TARGET_BYTES or (segment.first_step is None) != (group[-1].first_step is None)):
             if len(group) > 1:
                 yield group
             group, size = [], 0

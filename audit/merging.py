@@ -28,11 +28,12 @@ def merge(paths: Sequence[Path], out: Path) -> Run:
     out.chmod(0o700)
     for run in runs:
         for table in schema.TABLES:
-            for segment in run.segments(table.name):
+            for segment in run.recorded(table.name):
                 _place(Path(segment.path), out / table.name / Path(segment.path).name)
         for record in sorted(Path(run.path, LAUNCHERS).glob("*.json")):
             _place(record, out / LAUNCHERS / record.name)
     _merged_manifest([run.manifest for run in runs]).write(out)
+    Run.open(out).keep_derived()
     return Run.open(out)
 
 
@@ -47,7 +48,7 @@ def _check(runs: Sequence[Run]) -> None:
         )
     seen: dict[str, str] = {}
     for run in runs:
-        for process in {segment.process for table in schema.TABLES for segment in run.segments(table.name)}:
+        for process in {segment.process for table in schema.TABLES for segment in run.recorded(table.name)}:
             if process in seen:
                 raise BadOption(f"process {process} is in {seen[process]} and in {run.path}: one of them holds a copy of the other's rows")
             seen[process] = run.path

@@ -44,12 +44,45 @@ def connect_runs(runs: Mapping[str, Run]) -> duckdb.DuckDBPyConnection:
             raise BadOption(f"{name!r} can't name a run in SQL; use letters, digits and underscores")
         connection.execute(f'CREATE SCHEMA IF NOT EXISTS "{name}"')
         connection.execute(f"SET schema = '{name}'")
-        for table in schema.TABLES:
+        for table in sorted(schema.TABLES, key=lambda table: table.name == "routing"):  # routing's view may join the others
             _create_table_view(connection, run, table.name)
         for text in view_files().values():
             connection.execute(text)
         connection.execute("SET schema = 'main'")
     return connection
+
+
+_ROUTING_BY_REQUEST = """
+CREATE VIEW routing AS
+SELECT routing.* REPLACE (
+           coalesce(routing.sequence_id, links.sequence_id) AS sequence_id,
+           coalesce(routing.step, links.step) AS step,
+           CASE WHEN links.sequence_id IS NULL THEN routing.first_position
+                ELSE greatest(routing.first_position, links.routing_from) END AS first_position,
+           CASE WHEN links.sequence_id IS NULL THEN routing.tokens
+                ELSE routing.tokens - greatest(0, links.routing_from - routing.first_position) END AS tokens,
+           CASE WHEN links.sequence_id IS NULL OR links.routing_from <= routing.first_position THEN routing.experts
+                ELSE routing_tail(routing.experts, links.routing_from - routing.first_position, routing.tokens) END AS experts,
+           CASE WHEN links.sequence_id IS NULL OR links.routing_from <= routing.first_position THEN routing.weights
+                ELSE routing_tail(routing.weights, links.routing_from - routing.first_position, routing.tokens) END AS weights,
+           coalesce(routing.policy_updates, links.policy_updates) AS policy_updates
+       )
+FROM ({rows}) routing
+LEFT JOIN (
+    SELECT links.attempt, links.request_id, links.sequence_id, links.step, links.routing_from, scored.policy_updates
+    FROM links
+    LEFT JOIN (
+        SELECT attempt, step, sequence_id, min(policy_updates) AS policy_updates
+        FROM scores
+        WHERE source IN ('rollout', 'engine')
+        GROUP BY attempt, step, sequence_id
+        HAVING count(DISTINCT policy_updates) = 1
+    ) scored ON links.attempt = scored.attempt AND links.step = scored.step AND links.sequence_id = scored.sequence_id
+    WHERE links.routing_from IS NOT NULL
+) links
+  ON routing.sequence_id IS NULL AND routing.attempt = links.attempt AND routing.request_id = links.request_id
+"""
+"""Routing that engines wrote by request, under the sequences that these produced: each token's rows by the call that had it first."""
 
 
 def _create_table_view(connection: duckdb.DuckDBPyConnection, run: Run, table: str) -> None:
@@ -58,8 +91,10 @@ def _create_table_view(connection: duckdb.DuckDBPyConnection, run: Run, table: s
         run.prepare(connection)
         # Prepared parameters are not allowed in views, so the file names are written as literals.
         listed = ", ".join(_literal(path) for path in paths)
+        rows = f"SELECT * FROM read_parquet([{listed}], union_by_name = false)"
+        by_request = table == "routing" and any(segment.first_step is None for segment in run.segments(table))
         try:
-            connection.execute(f"CREATE VIEW {table} AS SELECT * FROM read_parquet([{listed}], union_by_name = false)")
+            connection.execute(f"CREATE VIEW {table} AS {rows}" if not by_request else _ROUTING_BY_REQUEST.format(rows=rows))
         except duckdb.Error as error:
             run.check_segments()  # names the file that is at fault and says what to do
             raise DamagedRun(f"table {table} of {run.path} can't be read: {str(error).splitlines()[0]}") from error
@@ -108,6 +143,7 @@ def _register_functions(connection: duckdb.DuckDBPyConnection) -> None:
     # DuckDB's stubs know neither type="arrow", which its documentation names, nor functions from Arrow arrays to Arrow arrays.
     create: Any = connection.create_function
     create("routing_rows", _routing_rows, ["BLOB", "INTEGER", "INTEGER"], "USMALLINT[][]", type="arrow")
+    create("routing_tail", _routing_tail, ["BLOB", "INTEGER", "INTEGER"], "BLOB", type="arrow")
     create(
         "routing_overlap",
         _routing_overlap,
@@ -149,6 +185,18 @@ def _routing_rows(experts: pa.Array, top_k: pa.Array, num_experts: pa.Array) -> 
         np.cumsum(np.concatenate(inner_lengths), out=offsets[1:])
     flat = pa.array(np.concatenate(inner) if inner else np.zeros(0, np.uint16))
     return pa.ListArray.from_arrays(pa.array(outer), pa.ListArray.from_arrays(pa.array(offsets), flat))
+
+
+def _routing_tail(experts: pa.Array, skip: pa.Array, tokens: pa.Array) -> pa.Array:
+    """DuckDB function: a blob of ``tokens`` equal rows without its first ``skip`` rows."""
+    found = []
+    for blob, first, rows in zip(experts, skip.to_pylist(), tokens.to_pylist(), strict=True):
+        if not blob.is_valid or first is None or not rows:
+            found.append(None)
+            continue
+        data = blob.as_buffer()
+        found.append(data.slice(min(first, rows) * (data.size // rows)).to_pybytes())
+    return pa.array(found, pa.binary())
 
 
 def _routing_overlap(

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 
 from rlaudit import schema
 from rlaudit.arrow import arrow_schema
+from rlaudit.derived import SOURCES, derive, is_derived, process_name
 from rlaudit.errors import DamagedRun, RunNotFound
 from rlaudit.manifest import FILE_NAME, Manifest
 from rlaudit.segments import Segment, convert_spool, parse_segment
@@ -53,7 +54,9 @@ class Run:
         self.torn: list[str] = []
         """Spools of which nothing could be read."""
         self._temporary: str | None = None
+        self._kept_derived: list[Segment] = []
         self._segments = self._find_segments()
+        self._derived: dict[str, list[Segment]] | None = None
         self._bytes: dict[str, int] = {}
 
     @classmethod
@@ -94,6 +97,8 @@ class Run:
                     continue
                 if segment is None:
                     self.foreign.append(path)
+                elif is_derived(segment):
+                    self._kept_derived.append(segment)
                 else:
                     segments.append(segment)
         self._add_spools(found, spools)
@@ -114,26 +119,64 @@ class Run:
         return names
 
     def _add_spools(self, found: dict[str, list[Segment]], spools: Iterable[Path]) -> None:
-        done = {(s.table, s.process, s.number) for segments in found.values() for s in segments}
+        done = {_identity(s) for segments in found.values() for s in segments}
         for spool in spools:
-            if self._temporary is None:
-                self._temporary = tempfile.mkdtemp(prefix="rlaudit-")
             try:
-                conversion = convert_spool(spool, Path(self._temporary))
+                conversion = convert_spool(spool, self._temporary_folder())
             except FileNotFoundError:
                 continue
             except TornSpool as error:
                 self.torn.append(str(error))
                 continue
             for segment in conversion.segments:
-                if (segment.table, segment.process, segment.number) not in done:
+                if _identity(segment) not in done:
                     found[segment.table].append(segment)
+
+    def _temporary_folder(self) -> Path:
+        if self._temporary is None:
+            self._temporary = tempfile.mkdtemp(prefix="rlaudit-")
+        return Path(self._temporary)
+
+    def recorded(self, table: str) -> list[Segment]:
+        """The segments that capture wrote, without what was derived from them (``rlaudit.derived``)."""
+        return self._segments[table]
+
+    def _all_segments(self, table: str) -> list[Segment]:
+        """Recorded and derived segments. Derived links hold the recorded ones too."""
+        recorded = self._segments[table]
+        if table not in ("links", "scores") or not self._segments["requests"]:
+            return recorded
+        if self._derived is None:
+            self._derived = {"links": self._segments["links"], "scores": []}  # what deriving itself reads
+            self._derived.update(self._find_derived())
+        return self._derived["links"] if table == "links" else [*recorded, *self._derived["scores"]]
+
+    def _find_derived(self) -> dict[str, list[Segment]]:
+        process = process_name(segment for table in SOURCES for segment in self._segments[table])
+        segments = [segment for segment in self._kept_derived if segment.process == process]
+        if not segments:
+            segments = derive(self, self._temporary_folder(), process)
+        return {table: own for table in ("links", "scores") if (own := [s for s in segments if s.table == table])}
+
+    def keep_derived(self) -> None:
+        """Put what is derived into the run's folder, so that it isn't made anew at every reading; outdated ones go. Local runs only."""
+        folder = Path(self.path)
+        if not self._segments["requests"]:
+            return
+        process = process_name(segment for table in SOURCES for segment in self._segments[table])
+        if not any(segment.process == process for segment in self._kept_derived):
+            self._derived = {"links": self._segments["links"], "scores": []}
+            segments = derive(self, folder, process)
+            self._derived.update({table: own for table in ("links", "scores") if (own := [s for s in segments if s.table == table])})
+        for segment in self._kept_derived:
+            if segment.process != process:
+                Path(segment.path).unlink(missing_ok=True)
 
     def segments(self, table: str, steps: Steps | None = None) -> list[Segment]:
         """The segments of ``table`` that may hold rows of ``steps`` (inclusive; None: all), by first step."""
         hits = [
             s
-            for s in self._segments[table]
+            for s in self._all_segments(table)
             if steps is None or s.first_step is None or s.last_step is None or (s.first_step <= steps[1] and s.last_step >= steps[0])
         ]
         return sorted(hits, key=lambda s: (s.first_step if s.first_step is not None else -1, s.process, s.number))
@@ -142,7 +185,8 @@ class Run:
         """Bytes on disk of a table's segments, as they were when the run was opened or this was first asked."""
         if table not in self._bytes:
             local = isinstance(self._storage, LocalStorage)
-            self._bytes[table] = sum(Path(s.path).stat().st_size if local else self._storage.size(s.path) for s in self._segments[table])
+            segments = self._all_segments(table)
+            self._bytes[table] = sum(Path(s.path).stat().st_size if local else self._storage.size(s.path) for s in segments)
         return self._bytes[table]
 
     def read(
@@ -232,6 +276,11 @@ class Run:
         from rlaudit.query import connect
 
         return connect(self)
+
+
+def _identity(segment: Segment) -> tuple[str, str, int, bool]:
+    """What a segment that is made again from the same spool has in common with the first one."""
+    return segment.table, segment.process, segment.number, segment.first_step is None
 
 
 def _lies_within(segment: Segment, steps: Steps) -> bool:

@@ -265,8 +265,26 @@ LINKS = Table(
         Column("turn", "int32", "Turn of the sequence that the call produced, from 0."),
         Column("start", "int32", "First response position that the call produced.", "tokens"),
         Column("end", "int32", "One past the last response position that it produced.", "tokens"),
-        Column("method", "string", "How the link was made: framework (the framework's own order or id) or content (equal tokens)."),
+        Column(
+            "method",
+            "string",
+            "How the link was made: framework (the framework's own order or id), content (the call's tokens are the sequence's), "
+            "content/prefix (its input is, its output only at the beginning) or content/output (its output is, its input is not).",
+        ),
         Column("ambiguous", "bool", "True where several calls fit equally well."),
+        Column(
+            "aligned",
+            "bool",
+            "True where the call's input is the sequence's prompt and response before start, so that its positions are the sequence's; "
+            "null where not looked at.",
+        ),
+        Column(
+            "routing_from",
+            "int32",
+            "Absolute position from which on the call's routing rows count for the sequence (earlier ones are of an earlier call); null "
+            "where they don't.",
+            "tokens",
+        ),
         *PROVENANCE,
     ),
 )

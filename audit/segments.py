@@ -49,21 +49,23 @@ def parse_segment(table: str, path: str) -> Segment | None:
 class SegmentWriter:
     """Writes the rows of one table into one segment, in row groups of bounded size."""
 
-    def __init__(self, folder: Path, table: str, process: str, number: int) -> None:
+    def __init__(self, folder: Path, table: str, process: str, number: int, suffix: str = "") -> None:
         self._folder = folder / table
         self._folder.mkdir(parents=True, exist_ok=True)
         self.table, self._process, self._number = table, process, number
         self._schema = arrow_schema(table)
-        self._temporary = self._folder / f".{process}_{number}.{os.getpid()}.tmp"
+        self._temporary = self._folder / f".{process}_{number}{suffix}.{os.getpid()}.tmp"
         self._writer: pq.ParquetWriter | None = None
         self._pending: list[pa.Table] = []
         self._pending_bytes = 0
         self._steps: tuple[int, int] | None = None
+        self._unstepped = False
         self.rows = 0
 
     def write(self, rows: pa.Table) -> None:
         """Add rows (the table's schema)."""
         if "step" in rows.column_names:
+            self._unstepped |= rows["step"].null_count > 0
             found = pc.min_max(rows["step"]).as_py()
             if found["min"] is not None:
                 low, high = self._steps or (found["min"], found["max"])
@@ -90,7 +92,7 @@ class SegmentWriter:
             return None
         final, temporary = self.finish_unnamed()
         temporary.rename(final)
-        first, last = self._steps or (None, None)
+        first, last = self._named_steps() or (None, None)
         return Segment(self.table, str(final), first, last, self._process, self._number)
 
     def finish_unnamed(self) -> tuple[Path, Path]:
@@ -101,8 +103,13 @@ class SegmentWriter:
         self._writer.close()
         with self._temporary.open("rb+") as file:
             os.fsync(file.fileno())
-        steps = f"{self._steps[0]:08d}-{self._steps[1]:08d}" if self._steps else ""
+        named = self._named_steps()
+        steps = f"{named[0]:08d}-{named[1]:08d}" if named else ""
         return self._folder / f"s{steps}_{self._process}_{self._number:06d}.parquet", self._temporary
+
+    def _named_steps(self) -> tuple[int, int] | None:
+        """The range of steps for the name; None where any row has none, since readers go by it."""
+        return None if self._unstepped else self._steps
 
     def abandon(self) -> None:
         """Give up: leave nothing behind."""
@@ -160,18 +167,28 @@ def convert_spool(spool: Path, folder: Path) -> Conversion:
     """
     process, number = spool.stem.rsplit("_", 1)
     contents = read_spool(spool)
-    writers: dict[str, SegmentWriter] = {}
+    writers: dict[tuple[str, bool], SegmentWriter] = {}
     try:
         for frame in contents.frames:
-            if frame.table not in writers:
-                writers[frame.table] = SegmentWriter(folder, frame.table, process, int(number))
-            writers[frame.table].write(frame_rows(frame, contents.defaults))
+            # Rows without a step (an engine's, in a process that trains too) get a segment of their own: its name then says so.
+            key = frame.table, _without_step(frame)
+            if key not in writers:
+                writers[key] = SegmentWriter(folder, frame.table, process, int(number), ".unstepped" if key[1] else "")
+            writers[key].write(frame_rows(frame, contents.defaults))
         segments = [segment for writer in writers.values() if (segment := writer.close()) is not None]
     except BaseException:
         for writer in writers.values():
             writer.abandon()
         raise
-    return Conversion(tuple(segments), {name: writer.rows for name, writer in writers.items()})
+    rows: dict[str, int] = {}
+    for (table, _), writer in writers.items():
+        rows[table] = rows.get(table, 0) + writer.rows
+    return Conversion(tuple(segments), rows)
+
+
+def _without_step(frame: Frame) -> bool:
+    found = frame.columns.get("step")
+    return found is None or (isinstance(found, Constant) and found.value is None)
 
 
 def frame_rows(frame: Frame, defaults: Mapping[str, Any]) -> pa.Table:
