@@ -11,6 +11,15 @@ TRIGGERS: dict[str, tuple[str, ...]] = {
     "trl.trainer.rloo_trainer": ("rlaudit.capture.frameworks.trl_rloo",),
     "trl.generation.vllm_generation": ("rlaudit.capture.frameworks.trl_vllm",),
     "transformers.generation.utils": ("rlaudit.capture.engines.transformers_generate",),
+    "vllm.engine.arg_utils": ("rlaudit.capture.engines.vllm_opt_ins",),
+    "vllm.v1.engine.input_processor": ("rlaudit.capture.engines.vllm_inputs",),
+    "vllm.v1.engine.output_processor": ("rlaudit.capture.engines.vllm_output",),
+    "vllm.v1.engine.llm_engine": ("rlaudit.capture.engines.vllm_llm_engine",),
+    "vllm.v1.engine.async_llm": ("rlaudit.capture.engines.vllm_async_engine",),
+    "vllm.model_executor.models.utils": ("rlaudit.capture.engines.vllm_weights",),
+    "vllm.v1.worker.gpu_model_runner": ("rlaudit.capture.engines.vllm_runner",),
+    "vllm.v1.worker.gpu.model_runner": ("rlaudit.capture.engines.vllm_runner_v2",),
+    "vllm.v1.worker.gpu_worker": ("rlaudit.capture.engines.vllm_worker",),
 }
 """Imported module to the adapter modules that attach to it, in order."""
 
