@@ -11,14 +11,16 @@ import pyarrow as pa
 
 from rlaudit.analyzers.capture_losses import Losses, read_losses
 from rlaudit.analyzers.compiled import Kernels, kernels, vectorised
+from rlaudit.analyzers.engine_calls import EngineCalls, read_engine_calls
 from rlaudit.analyzers.framework import FRAMEWORK_NAMES, StepNumbers, framework_numbers
 from rlaudit.analyzers.grouping import SAMPLING, SEMANTICS, Group, Steps, load, plan
-from rlaudit.analyzers.identity import Identity, check_identity
+from rlaudit.analyzers.identity import Identity, check_identity, measure_effects
 from rlaudit.analyzers.pairing import Joined, pair, recompute_side, rollout_side, trainer_side, update_side
 from rlaudit.analyzers.parts import PartsCheck, check_parts
 from rlaudit.analyzers.routing_pass import ROLLOUT_TRAINER, TRAINER_UPDATE, RoutingPass, measure_routing
 from rlaudit.analyzers.statistics import TokenStats
 from rlaudit.analyzers.token_pass import TokenPass, measure_spans, now
+from rlaudit.analyzers.weight_syncs import WeightSyncs, read_weight_syncs
 from rlaudit.run import Run
 
 THREADS = 2
@@ -54,6 +56,8 @@ class Measured:
     framework: dict[int, StepNumbers] = field(default_factory=dict)
     losses: Losses = field(default_factory=Losses)
     parts: PartsCheck = field(default_factory=PartsCheck)
+    weights: WeightSyncs = field(default_factory=WeightSyncs)
+    calls: EngineCalls = field(default_factory=EngineCalls)
     scores_in_parts: int = 0
     duplicate_sequences: int = 0
     orphan_scores: int = 0
@@ -110,8 +114,9 @@ def measure(run: Run) -> Measured:
     """Read every table of ``run`` once and measure it. Memory is bounded: a few groups of ``grouping.GROUP_BYTES`` at a time."""
     tools = kernels() if needs_kernels(run) else vectorised()
     checked = {name for name in run.read("framework_metrics", ["name"])["name"].unique().to_pylist() if name in FRAMEWORK_NAMES}
-    total = Measured(run, losses=read_losses(run))
+    total = Measured(run, losses=read_losses(run), weights=read_weight_syncs(run), calls=read_engine_calls(run))
     _measure_groups(total, plan(run), tools, with_framework=bool(checked))
+    measure_effects(run, total.identity)
     if total.scores_in_parts or any(routing.in_parts for routing in total.routing.values()):
         total.parts = check_parts(run)
     return total

@@ -44,6 +44,18 @@ MISSING_SHARE_WARN = 0.01
 FLOOR_RATIO_NAMED = 2.0
 """Level over measured noise floor from which the rollout engine adds something beyond the trainer's own repeatability."""
 
+GROWTH_NAMED = 5.0
+"""Mean |Δ log p| of the last step over that of the first from which weights that nobody received are named as not applied; rlaudit's own
+choice: one optimizer step of the tiny models in tests moves it by more than ten times."""
+
+PROBE_SAME_WEIGHTS = 0.01
+"""Mean change (nats) of a probe over a load of equal weights from which the load is named. Working reloads: 9e-7 (vLLM, dense fp32), 0 or
+rounding in bfloat16; experts in the wrong layout: above 0.3."""
+
+VANISHED_SHARE = 0.2
+"""Movement of the engine's probe over that of the trainer's own below which updates count as lost in the engine's dtype; rlaudit's own
+choice."""
+
 FRAMEWORK_RELATIVE_TOLERANCE = 1e-4
 """Agreement with a framework's own number: float32 sums of up to 10⁵ tokens in another order and masks of equal tokens."""
 

@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 from rlaudit.arrow import arrow_schema
 from rlaudit.linking import Found, find_links
 from rlaudit.segments import Segment, SegmentWriter
+from rlaudit.versions import WeightVersions
 
 if TYPE_CHECKING:
     from rlaudit.run import Run
@@ -153,7 +154,7 @@ def _write_scores(run: Run, links: pa.Table, writer: SegmentWriter) -> None:
         return
     lengths = _response_lengths(run)
     scored = _scored(run)
-    updates = _updates_by_version(run)
+    updates = WeightVersions.of(run)
     keys = sorted(key for key in by_sequence if key in lengths)
     for place in range(0, len(keys), BATCH):
         batch = keys[place : place + BATCH]
@@ -182,33 +183,8 @@ def _calls(run: Run, wanted: set[str]) -> dict[tuple[int, str], dict[str, Any]]:
     return {(row["attempt"], row["request_id"]): row for row in rows.to_pylist()}
 
 
-class _Versions:
-    """From the labels and counts that engines give to optimizer steps, by what the trainer said it sent."""
-
-    def __init__(self, sent: list[dict[str, Any]]) -> None:
-        self._known = bool(sent)
-        self._labels = {(row["attempt"], row["policy_version"]): row["policy_updates"] for row in sent if row["policy_version"] is not None}
-        self._counts = {(row["attempt"], row["policy_syncs"]): row["policy_updates"] for row in sent if row["policy_syncs"] is not None}
-
-    def updates(self, attempt: int, version: str | None, syncs: int | None) -> int | None:
-        """Optimizer steps behind these weights; None where it can't be told. Before the first synchronisation: none."""
-        if (attempt, version) in self._labels:
-            return self._labels[attempt, version]
-        if syncs is None:
-            return None
-        if (attempt, syncs) in self._counts:
-            return self._counts[attempt, syncs]
-        return 0 if self._known and syncs == 0 else None
-
-
-def _updates_by_version(run: Run) -> _Versions:
-    columns = ("attempt", "policy_version", "policy_syncs", "policy_updates")
-    sent = run.read("weights", columns, filters=(pc.field("fact") == "sent") & pc.field("policy_updates").is_valid())
-    return _Versions(sent.to_pylist())
-
-
 def _scores(
-    key: Key, length: int, source: str, links: list[dict[str, Any]], calls: dict[tuple[int, str], dict[str, Any]], versions: _Versions
+    key: Key, length: int, source: str, links: list[dict[str, Any]], calls: dict[tuple[int, str], dict[str, Any]], versions: WeightVersions
 ) -> list[dict[str, Any]]:
     """Rows that cover the response from 0 to its end: one for each stretch of one call and one policy version, nulls in between."""
     stretches: list[tuple[int, int, dict[str, Any] | None, dict[str, Any], int]] = []
@@ -245,6 +221,8 @@ def _scores(
         }
         if call is not None:
             row |= {name: call[name] for name in _CARRIED}
+            if call["logprob_mode"] == "raw":
+                row["temperature"] = 1.0  # the call sampled at its temperature; these numbers are from before it
             row |= {"logprobs": call["logprobs"][offset : offset + high - low], "policy_syncs": call["policy_syncs"], **version}
             if row["policy_updates"] is None:
                 row["policy_updates"] = versions.updates(attempt, row["policy_version"], call["policy_syncs"])

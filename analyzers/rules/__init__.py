@@ -23,11 +23,14 @@ from rlaudit.analyzers.rules import (
     parts_missing,
     positive,
     precision,
+    prefix_cache,
+    retraction,
     routing_noise,
     routing_rows,
     semantics,
     staleness,
     token_identity,
+    weights,
     zeros,
 )
 from rlaudit.findings import Finding
@@ -42,8 +45,8 @@ class Rule(Protocol):
 INTEGRITY: tuple[Rule, ...] = (losses, joins, parts_missing, duplicates, missing)
 TOKENS: tuple[Rule, ...] = (lengths, token_identity)
 SEMANTICS: tuple[Rule, ...] = (nonfinite, positive, zeros, semantics, importance_ratio)
-VERSIONS: tuple[Rule, ...] = (staleness,)
-ROUTING: tuple[Rule, ...] = (routing_rows,)
+VERSIONS: tuple[Rule, ...] = (weights, prefix_cache, staleness)
+ROUTING: tuple[Rule, ...] = (routing_rows, retraction)
 NUMERICS: tuple[Rule, ...] = (precision, routing_noise, bitwise)
 RULES = (*INTEGRITY, *TOKENS, *SEMANTICS, *VERSIONS, *ROUTING, *NUMERICS)
 

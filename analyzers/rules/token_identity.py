@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rlaudit.analyzers.identity import TokenMismatch
 from rlaudit.analyzers.measured import Measured
 from rlaudit.findings import Evidence, Finding
 
 SQL = """SELECT step, sequence_id, turn, request_id, tokens_equal, input_equal, output_length, len(consumed_tokens) AS consumed_length
 FROM turns WHERE NOT (tokens_equal AND input_equal) ORDER BY ALL"""
+
+
+def _kinds(kinds: dict[str, int]) -> str | None:
+    return ", ".join(f"{kind}: {count:,}" for kind, count in sorted(kinds.items(), key=lambda item: -item[1])) or None
+
+
+def _effect(example: TokenMismatch) -> tuple[Evidence, ...]:
+    if example.after is None:
+        return ()
+    return (
+        Evidence("mean |Δ log p| of the example before the difference", example.before, "nats"),
+        Evidence("mean |Δ log p| of the example after it", example.after, "nats"),
+    )
 
 
 def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
@@ -32,7 +46,9 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
                     Evidence("calls whose output differs", identity.output_mismatches),
                     Evidence("calls whose input differs", identity.input_mismatches),
                     Evidence("calls compared", identity.outputs_compared),
+                    Evidence("kinds of difference", _kinds(identity.kinds)),
                     Evidence("example", where),
+                    *_effect(first),
                 ),
                 {"steps": sorted({e.step for e in identity.examples}), "sequences": [e.sequence_id for e in identity.examples]},
                 SQL,

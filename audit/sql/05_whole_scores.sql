@@ -9,9 +9,10 @@
 -- column entropies (nats): entropy at each response token; null where a part has none
 -- column policy_version: label of the weights
 -- column policy_updates (optimizer steps): the weights as a count of optimizer steps
+-- column token_updates (optimizer steps): policy_updates of each response token, where the parts differ in it; null otherwise
 -- column parts: how many rows it was put together from; null or 1 for a row that was whole
 CREATE OR REPLACE VIEW whole_scores AS
-SELECT attempt, step, sequence_id, source, "update", logprobs, entropies, policy_version, policy_updates, parts
+SELECT attempt, step, sequence_id, source, "update", logprobs, entropies, policy_version, policy_updates, NULL::BIGINT[] AS token_updates, parts
 FROM scores
 WHERE coalesce(parts, 1) = 1
 UNION ALL
@@ -19,7 +20,9 @@ SELECT attempt, step, sequence_id, source, "update",
        flatten(list(logprobs ORDER BY first_position)) AS logprobs,
        CASE WHEN count(entropies) = count(*) THEN flatten(list(entropies ORDER BY first_position)) END AS entropies,
        any_value(policy_version) AS policy_version,
-       any_value(policy_updates) AS policy_updates,
+       CASE WHEN count(DISTINCT policy_updates) = 1 THEN any_value(policy_updates) END AS policy_updates,
+       CASE WHEN count(DISTINCT policy_updates) > 1
+            THEN flatten(list(list_transform(logprobs, lambda unused: policy_updates) ORDER BY first_position)) END AS token_updates,
        max(parts) AS parts
 FROM scores
 WHERE parts > 1

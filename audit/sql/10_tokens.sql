@@ -42,7 +42,7 @@ trainer AS (
     WHERE scores.source IN ('trainer', 'update')
 ),
 rollout AS (
-    SELECT attempt, step, sequence_id, logprobs, entropies, policy_updates, policy_version
+    SELECT attempt, step, sequence_id, logprobs, entropies, policy_updates, token_updates, policy_version
     FROM whole_scores
     WHERE source = 'rollout'
 ),
@@ -57,7 +57,7 @@ unnested AS (
            unnest(t.logprobs)::DOUBLE AS trainer_logp,
            t.source AS trainer_source,
            t."update" AS trainer_update,
-           t.policy_updates - r.policy_updates AS lag,
+           t.policy_updates AS trainer_updates, r.policy_updates AS rollout_updates, unnest(r.token_updates) AS token_updates,
            unnest(r.entropies) AS rollout_entropy,
            unnest(t.entropies) AS trainer_entropy,
            r.policy_version, q.reward, q.advantage, q.host, q.rank
@@ -70,5 +70,5 @@ SELECT attempt, step, sequence_id, group_id, phase, position, prompt_length + po
        rollout_logp, trainer_logp, trainer_source, trainer_update,
        trainer_logp - rollout_logp AS delta,
        coalesce(coalesce(sampled, token_id IS NOT NULL) AND isfinite(rollout_logp) AND isfinite(trainer_logp), false) AS comparable,
-       lag, rollout_entropy, trainer_entropy, policy_version, reward, advantage, host, rank
+       trainer_updates - coalesce(token_updates, rollout_updates) AS lag, rollout_entropy, trainer_entropy, policy_version, reward, advantage, host, rank
 FROM unnested;

@@ -39,13 +39,13 @@ def test_equal_tokens_of_two_turns_are_clean(tmp_path: Path) -> None:
 def test_a_changed_output_token_is_found_where_it_is(tmp_path: Path) -> None:
     found = identity(tmp_path, prompt=[1, 2], response=[3, 9, 5], calls=[([1, 2], [3, 4, 5])])
     assert found.output_mismatches == 1
-    assert found.examples == [TokenMismatch(0, "a", 0, "output", 1, 3, 3)]
+    assert found.examples == [TokenMismatch(0, "a", 0, "output", 1, 3, 3, "re-tokenised text")]
 
 
 def test_a_retokenised_first_turn_shows_in_the_second_turns_input(tmp_path: Path) -> None:
     found = identity(tmp_path, prompt=[1, 2], response=[3, 4, 50, 7], calls=[([1, 2], [3, 4]), ([1, 2, 3, 9, 50], [7])])
     assert (found.output_mismatches, found.input_mismatches) == (0, 1)
-    assert found.examples == [TokenMismatch(0, "a", 1, "input", 3, 5, 5)]
+    assert found.examples == [TokenMismatch(0, "a", 1, "input", 3, 5, 5, "re-tokenised text")]
 
 
 def test_another_prompt_is_an_input_mismatch(tmp_path: Path) -> None:
@@ -54,10 +54,10 @@ def test_another_prompt_is_an_input_mismatch(tmp_path: Path) -> None:
     assert found.examples[0].position == 0  # a token before the prompt: everything after it is shifted
 
 
-@pytest.mark.parametrize(("response", "trainer_length"), [([3, 4], 2), ([], 0)])
-def test_a_cut_output_is_a_mismatch_of_length(tmp_path: Path, response: list[int], trainer_length: int) -> None:
+@pytest.mark.parametrize(("response", "trainer_length", "kind"), [([3, 4], 2, "special tokens"), ([], 0, "truncation")])
+def test_a_cut_output_is_a_mismatch_of_length(tmp_path: Path, response: list[int], trainer_length: int, kind: str) -> None:
     found = identity(tmp_path, prompt=[1], response=response, calls=[([1], [3, 4, 5])])
-    assert found.examples == [TokenMismatch(0, "a", 0, "output", None, 3, trainer_length)]
+    assert found.examples == [TokenMismatch(0, "a", 0, "output", None, 3, trainer_length, kind)]
 
 
 def test_a_link_to_an_unknown_call_is_counted_and_not_compared(tmp_path: Path) -> None:
