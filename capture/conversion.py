@@ -89,3 +89,8 @@ def describe_environment(manifest: Manifest, folder: Path) -> None:
         manifest.settings.update({k: facts[k] for k in ("python", "platform", "threads") if k in facts})
         manifest.environment.update(facts.get("environment", {}))
         manifest.devices = sorted({*manifest.devices, *facts.get("devices", [])})
+
+
+def link_calls(folder: Path) -> None:
+    """Find which engine call produced what, once and for all readers (``rlaudit.derived``); nothing where there were no calls."""
+    Run.open(folder).keep_derived()

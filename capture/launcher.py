@@ -138,8 +138,7 @@ def _note_usage(folder: Path) -> None:
 
 def _finish(place: Place) -> None:
     """Convert what is left and complete the records; what can't be converted stays, and the reader reads it from there."""
-    from rlaudit.capture.conversion import convert_leftovers, describe_environment, wait_for_writers
-    from rlaudit.run import Run
+    from rlaudit.capture.conversion import convert_leftovers, describe_environment, link_calls, wait_for_writers
 
     try:
         left = wait_for_writers(place.folder, ENDING_SECONDS)
@@ -156,7 +155,7 @@ def _finish(place: Place) -> None:
             manifest.ended, manifest.exit_status = place.record.ended, place.record.exit_status
             describe_environment(manifest, place.folder)
             manifest.write(place.folder)
-            Run.open(place.folder).keep_derived()
+            link_calls(place.folder)
     except KeyboardInterrupt:
         say(f"interrupted while completing the run in {place.folder}; what was captured is kept and can be read")
     except Exception as error:  # the command's exit status is owed to the caller, whatever became of the run
