@@ -17,7 +17,7 @@ import sysconfig
 import tempfile
 import venv
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,11 +25,11 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ("audit", "capture", "analyzers", "replay", "report", "cli", "pyproject.toml", "setup.py", "README.md", "LICENSE")
 
 
-def installed(name: str, *groups: Sequence[str]) -> Path:
+def installed(name: str, *groups: Sequence[str], finish: Callable[[Path], None] | None = None) -> Path:
     """bin folder of the environment ``.venvs/<name>``, with rlaudit as the working tree has it now.
 
-    groups: requirements, installed group after group; made anew where they differ from what is there. Safe to call from several
-    processes at once.
+    groups: requirements, installed group after group; made anew where they differ from what is there. finish: what is left to do
+    to the environment when they are. Safe to call from several processes at once.
     """
     environment = ROOT / ".venvs" / name
     python, done = environment / "bin" / "python", environment / "installed"
@@ -41,6 +41,8 @@ def installed(name: str, *groups: Sequence[str]) -> Path:
             run([sys.executable, "-m", "venv", environment])
             for group in groups:
                 pip(python, *group)
+            if finish is not None:
+                finish(environment)
             done.write_text(wanted)
         _install_wheel(environment)
     return python.parent
