@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import inspect
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -114,6 +114,50 @@ class HookLog:
 Before = Callable[[Call], Any]
 After = Callable[[Any, Any, Call], None]
 Cleanup = Callable[[Any], None]
+Prepare = Callable[[Call], Awaitable[None]]
+
+
+class _Observation:
+    """One observed function: binds its arguments, runs observers, counts their failures and their time."""
+
+    def __init__(self, log: HookLog, label: str, original: Callable[..., Any]) -> None:
+        self.log = log
+        self.label = label
+        self.signature = inspect.signature(original)
+
+    def bound(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """The call; TypeError where the arguments don't fit, as the function itself will say."""
+        bound = self.signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        return Call(bound.arguments)
+
+    def begin(self, before: Before | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Call] | None:
+        """``before``'s token and the call; None where either failed."""
+        start, begun = time.perf_counter(), None
+        try:
+            call = self.bound(args, kwargs)
+            begun = (before(call) if before else None, call)
+        except Exception as error:
+            self.log.failed(self.label, error)
+        self.log.fired[self.label] = self.log.fired.get(self.label, 0) + 1
+        self.log.seconds += time.perf_counter() - start
+        return begun
+
+    def tell(self, observer: Callable[..., None], *arguments: Any) -> None:
+        """Run an observer; its failure is counted and goes nowhere else."""
+        start = time.perf_counter()
+        try:
+            observer(*arguments)
+        except Exception as error:
+            self.log.failed(self.label, error)
+        self.log.seconds += time.perf_counter() - start
+
+    async def prepare(self, prepare: Prepare, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Await ``prepare``; a cancellation of the task passes, a failure is counted."""
+        try:
+            await prepare(self.bound(args, kwargs))
+        except Exception as error:
+            self.log.failed(self.label, error)
 
 
 class Attachment:
@@ -148,43 +192,110 @@ class Attachment:
         """
         if path not in self._resolved:
             return
-        owner, name, original = self._resolved[path]
-        signature = inspect.signature(original)
-        log, label = self.log, f"{self.adapter.name}: {path}"
+        original = self.original(path)
+        observation = self._observation(path)
 
         @functools.wraps(original)
         def observed(*args: Any, **kwargs: Any) -> Any:
-            token: Any = None
-            ready = False
-            start = time.perf_counter()
-            call = Call({})
-            try:
-                bound = signature.bind(*args, **kwargs)
-                bound.apply_defaults()
-                call = Call(bound.arguments)
-                token = before(call) if before else None
-                ready = True
-            except Exception as error:
-                log.failed(label, error)
-            log.fired[label] = log.fired.get(label, 0) + 1
-            log.seconds += time.perf_counter() - start
+            begun = observation.begin(before, args, kwargs)
             try:
                 result = original(*args, **kwargs)
-                if ready and after:
-                    start = time.perf_counter()
-                    try:
-                        after(token, result, call)
-                    except Exception as error:
-                        log.failed(label, error)
-                    log.seconds += time.perf_counter() - start
+                if begun and after:
+                    observation.tell(after, begun[0], result, begun[1])
                 return result
             finally:
-                if ready and cleanup:
-                    try:
-                        cleanup(token)
-                    except Exception as error:
-                        log.failed(label, error)
+                if begun and cleanup:
+                    observation.tell(cleanup, begun[0])
 
+        self._replace(path, observed)
+
+    def observe_coroutine(
+        self, path: str, *, before: Before | None = None, after: After | None = None, cleanup: Cleanup | None = None
+    ) -> None:
+        """Observe a coroutine function: ``before`` when it begins to run, ``after`` when it returned, ``cleanup`` in any case.
+
+        Otherwise as ``observe``, which sees only that the coroutine was made.
+        """
+        if path not in self._resolved:
+            return
+        original = self.original(path)
+        observation = self._observation(path)
+
+        @functools.wraps(original)
+        async def observed(*args: Any, **kwargs: Any) -> Any:
+            begun = observation.begin(before, args, kwargs)
+            try:
+                result = await original(*args, **kwargs)
+                if begun and after:
+                    observation.tell(after, begun[0], result, begun[1])
+                return result
+            finally:
+                if begun and cleanup:
+                    observation.tell(cleanup, begun[0])
+
+        self._replace(path, observed)
+
+    def observe_items(
+        self,
+        path: str,
+        *,
+        prepare: Prepare | None = None,
+        before: Before | None = None,
+        item: After | None = None,
+        after: Callable[[Any, Call], None] | None = None,
+        cleanup: Cleanup | None = None,
+    ) -> None:
+        """Observe an asynchronous generator function.
+
+        When its first item is asked for, ``prepare(call)`` is awaited and ``before(call)`` runs; ``item(token, value, call)`` before each
+        item is handed on; ``after(token, call)`` when the generator ended by itself; ``cleanup(token)`` in any case, also where
+        the consumer closed it or dropped it. Items, what is sent and thrown in, closing, cancellation and exceptions pass unchanged.
+        Arguments that don't fit are refused at the first item rather than at the call.
+        """
+        if path not in self._resolved:
+            return
+        original = self.original(path)
+        observation = self._observation(path)
+
+        @functools.wraps(original)
+        async def observed(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
+            if prepare:
+                await observation.prepare(prepare, args, kwargs)
+            begun = observation.begin(before, args, kwargs)
+            items = original(*args, **kwargs)
+            try:
+                try:
+                    value = await items.__anext__()
+                    while True:
+                        if begun and item:
+                            observation.tell(item, begun[0], value, begun[1])
+                        try:
+                            sent = yield value
+                        except GeneratorExit:
+                            await items.aclose()
+                            raise
+                        except BaseException as error:
+                            value = await items.athrow(error)
+                        else:
+                            value = await items.asend(sent)
+                except StopAsyncIteration:
+                    if begun and after:
+                        observation.tell(after, begun[0], begun[1])
+            finally:
+                if begun and cleanup:
+                    observation.tell(cleanup, begun[0])
+
+        self._replace(path, observed)
+
+    def original(self, path: str) -> Callable[..., Any]:
+        """The function of ``path`` as it was before attaching."""
+        return self._resolved[path][2]
+
+    def _observation(self, path: str) -> _Observation:
+        return _Observation(self.log, f"{self.adapter.name}: {path}", self.original(path))
+
+    def _replace(self, path: str, observed: Callable[..., Any]) -> None:
+        owner, name, original = self._resolved[path]
         inherited = name not in vars(owner)
         setattr(owner, name, observed)
         self._undo.append(lambda: delattr(owner, name) if inherited else setattr(owner, name, original))

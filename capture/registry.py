@@ -20,6 +20,8 @@ TRIGGERS: dict[str, tuple[str, ...]] = {
     "vllm.v1.worker.gpu_model_runner": ("rlaudit.capture.engines.vllm_runner",),
     "vllm.v1.worker.gpu.model_runner": ("rlaudit.capture.engines.vllm_runner_v2",),
     "vllm.v1.worker.gpu_worker": ("rlaudit.capture.engines.vllm_worker",),
+    "sglang.srt.server_args": ("rlaudit.capture.engines.sglang_settings",),
+    "sglang.srt.managers.tokenizer_manager": ("rlaudit.capture.engines.sglang_tokenizer_manager",),
 }
 """Imported module to the adapter modules that attach to it, in order."""
 
