@@ -136,7 +136,9 @@ class _Linked:
         columns = _COLUMNS if "experts" in names else _INDEX
         target = pa.schema([arrow_schema("routing").field(name) for name in columns])
         parts = []
-        for segment in self._segments if self._links is not None else ():
+        for segment in self._segments:
+            if self._links is None:
+                break
             links = self._links.filter((pc.field("step") >= steps[0]) & (pc.field("step") <= steps[1]))
             if only is not None:
                 links = links.filter(pc.field("sequence_id").isin(only))

@@ -65,7 +65,7 @@ def read_weight_syncs(run: Run) -> WeightSyncs:
     """Read ``weights`` and the calls' versions. Empty for runs without synchronisations."""
     rows = run.read("weights", ("attempt", "fact", "policy_version", "policy_syncs", "policy_updates")).to_pylist()
     versions = WeightVersions.of(run)
-    sent = {_name(row) for row in rows if row["fact"] == "sent" and (row["policy_updates"] or 0) > 0 and _name(row)}
+    sent = {name for row in rows if row["fact"] == "sent" and (row["policy_updates"] or 0) > 0 and (name := _name(row)) is not None}
     received = _received(rows)
     claimed, dtypes = _claims(run)
     moves = _moves(run, versions)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from rlaudit.arrow import arrow_schema
 from rlaudit.linking import Found, find_links
+from rlaudit.lists import list_column, nulls
 from rlaudit.segments import Segment, SegmentWriter
 from rlaudit.versions import WeightVersions
 
@@ -33,7 +35,6 @@ BATCH = 1024
 _REQUEST = (
     "attempt",
     "request_id",
-    "output_tokens",
     "logprobs",
     "logprob_mode",
     "policy_version",
@@ -48,7 +49,8 @@ _REQUEST = (
     "rank",
     "process",
 )
-_CARRIED = ("logprob_mode", "temperature", "dtype", "weight_dtype", "backend", "host", "rank", "process")
+Array = Any
+_CARRIED = ("policy_syncs", "logprob_mode", "temperature", "dtype", "weight_dtype", "backend", "host", "rank", "process")
 Key = tuple[int, int, str]
 
 
@@ -146,25 +148,42 @@ def _rows(run: Run, table: str, column: str, key: tuple[str, ...], links: list[d
 
 def _write_scores(run: Run, links: pa.Table, writer: SegmentWriter) -> None:
     """Scores of the sequences that calls with log-probabilities are linked to: source ``rollout`` where the trainer recorded none
-    itself, otherwise ``engine``."""
+    itself, otherwise ``engine``. Reads every segment of ``requests`` once; holds the calls of sequences that are not complete yet."""
     by_sequence: dict[Key, list[dict[str, Any]]] = defaultdict(list)
+    by_call: dict[tuple[int, str], list[Key]] = defaultdict(list)
     for link in links.to_pylist():
-        by_sequence[link["attempt"], link["step"], link["sequence_id"]].append(link)
+        key = (link["attempt"], link["step"], link["sequence_id"])
+        by_sequence[key].append(link)
+        by_call[link["attempt"], link["request_id"]].append(key)
     if not by_sequence:
         return
-    lengths = _response_lengths(run)
-    scored = _scored(run)
-    updates = WeightVersions.of(run)
-    keys = sorted(key for key in by_sequence if key in lengths)
-    for place in range(0, len(keys), BATCH):
-        batch = keys[place : place + BATCH]
-        calls = _calls(run, {link["request_id"] for key in batch for link in by_sequence[key]})
-        rows = []
-        for key in batch:
-            source = "engine" if key in scored else "rollout"
-            rows += _scores(key, lengths[key], source, by_sequence[key], calls, updates)
-        if rows:
-            writer.write(pa.Table.from_pylist(rows, schema=arrow_schema("scores")))
+    lengths, scored, versions = _response_lengths(run), _scored(run), WeightVersions.of(run)
+    calls: dict[tuple[int, str], _Call] = {}
+    awaited = {key: len({(link["attempt"], link["request_id"]) for link in own}) for key, own in by_sequence.items()}
+
+    def emit(keys: Iterable[Key]) -> None:
+        stretches: list[_Stretch] = []
+        for key in keys:
+            if key in lengths:
+                source = "engine" if key in scored else "rollout"
+                stretches += _stretches(key, lengths[key], source, by_sequence[key], calls, versions)
+        if stretches:
+            writer.write(_table(stretches))
+
+    for segment in run.segments("requests"):
+        complete = []
+        for name, call in _read_calls(run, segment, by_call):
+            calls[name] = call
+            for key in by_call[name]:
+                awaited[key] -= 1
+                if awaited[key] == 0:
+                    complete.append(key)
+                    del awaited[key]
+        emit(complete)
+        for name in list(calls):
+            if not any(key in awaited for key in by_call[name]):
+                del calls[name]
+    emit(sorted(awaited))
 
 
 def _response_lengths(run: Run) -> dict[Key, int]:
@@ -178,68 +197,110 @@ def _scored(run: Run) -> set[Key]:
     return set(zip(*(rows[name].to_pylist() for name in ("attempt", "step", "sequence_id")), strict=True))
 
 
-def _calls(run: Run, wanted: set[str]) -> dict[tuple[int, str], dict[str, Any]]:
-    rows = run.read("requests", _REQUEST, filters=pc.field("request_id").isin(sorted(wanted)) & pc.field("logprobs").is_valid())
-    return {(row["attempt"], row["request_id"]): row for row in rows.to_pylist()}
+class _Call(NamedTuple):
+    """A call with log-probabilities: float32 values, which of them are missing (None: none) and its other columns."""
+
+    logprobs: Array
+    missing: Array | None
+    facts: dict[str, Any]
 
 
-def _scores(
-    key: Key, length: int, source: str, links: list[dict[str, Any]], calls: dict[tuple[int, str], dict[str, Any]], versions: WeightVersions
-) -> list[dict[str, Any]]:
-    """Rows that cover the response from 0 to its end: one for each stretch of one call and one policy version, nulls in between."""
-    stretches: list[tuple[int, int, dict[str, Any] | None, dict[str, Any], int]] = []
+class _Stretch(NamedTuple):
+    """One row of ``scores`` to be: response positions [low, high) of one call and one policy version. logprobs is None in a gap."""
+
+    key: Key
+    source: str
+    low: int
+    high: int
+    logprobs: Array | None
+    missing: Array | None
+    facts: dict[str, Any]
+
+
+def _read_calls(run: Run, segment: Segment, wanted: dict[tuple[int, str], list[Key]]) -> Iterator[tuple[tuple[int, str], _Call]]:
+    rows = run.read_segment(segment, _REQUEST)
+    names = list(zip(rows["attempt"].to_pylist(), rows["request_id"].to_pylist(), strict=True))
+    chosen = [name in wanted for name in names]
+    rows, names = rows.filter(pa.array(chosen, pa.bool_())), [name for name in names if name in wanted]
+    lists = list_column(rows["logprobs"])
+    absent = nulls(lists)
+    for i, (name, facts) in enumerate(zip(names, rows.drop_columns(["logprobs"]).to_pylist(), strict=True)):
+        start, stop = int(lists.start[i]), int(lists.start[i] + max(0, lists.length[i]))
+        yield name, _Call(lists.values[start:stop], None if absent is None else absent[start:stop], facts)
+
+
+def _stretches(
+    key: Key, length: int, source: str, links: list[dict[str, Any]], calls: dict[tuple[int, str], _Call], versions: WeightVersions
+) -> list[_Stretch]:
+    """Rows that cover the response from 0 to its end: one for each stretch of one call and one policy version, gaps in between."""
+    found: list[_Stretch] = []
     covered = 0
-    for link in sorted(links, key=lambda link: link["start"]):
+    for link in sorted(links, key=lambda link: int(link["start"])):
         call = calls.get((link["attempt"], link["request_id"]))
-        if call is None or link["start"] < covered:
+        start = int(link["start"])
+        if call is None or start < covered:
             continue
-        end = min(length, link["start"] + len(call["logprobs"]), length if link["end"] is None else link["end"])
-        if end <= link["start"]:
+        end = min(length, start + len(call.logprobs), length if link["end"] is None else link["end"])
+        if end <= start:
             continue
-        if link["start"] > covered:
-            stretches.append((covered, link["start"], None, {}, 0))
-        for low, high, version in _spans(call, end - link["start"]):
-            stretches.append((link["start"] + low, link["start"] + high, call, version, low))
+        if start > covered:
+            found.append(_Stretch(key, source, covered, start, None, None, {}))
+        for low, high, version in _spans(call.facts, end - start):
+            facts = {name: call.facts[name] for name in _CARRIED} | version
+            if facts["logprob_mode"] == "raw":
+                facts["temperature"] = 1.0  # the call sampled at its temperature; these numbers are from before it
+            if facts["policy_updates"] is None:
+                facts["policy_updates"] = versions.updates(key[0], facts["policy_version"], facts["policy_syncs"])
+            missing = None if call.missing is None else call.missing[low:high]
+            found.append(_Stretch(key, source, start + low, start + high, call.logprobs[low:high], missing, facts))
         covered = end
-    if not stretches:
-        return []
-    if covered < length:
-        stretches.append((covered, length, None, {}, 0))
-    attempt, step, sequence_id = key
-    rows = []
-    for low, high, call, version, offset in stretches:
-        row = {
-            "attempt": attempt,
-            "step": step,
-            "sequence_id": sequence_id,
-            "source": source,
-            "update": 0,
-            "first_position": low,
-            "parts": len(stretches),
-            "logprobs": [None] * (high - low),
-            "forward": "decode",
-        }
-        if call is not None:
-            row |= {name: call[name] for name in _CARRIED}
-            if call["logprob_mode"] == "raw":
-                row["temperature"] = 1.0  # the call sampled at its temperature; these numbers are from before it
-            row |= {"logprobs": call["logprobs"][offset : offset + high - low], "policy_syncs": call["policy_syncs"], **version}
-            if row["policy_updates"] is None:
-                row["policy_updates"] = versions.updates(attempt, row["policy_version"], call["policy_syncs"])
-        rows.append(row)
-    return rows
+    if found and covered < length:
+        found.append(_Stretch(key, source, covered, length, None, None, {}))
+    return [stretch._replace(facts={**stretch.facts, "parts": len(found)}) for stretch in found]
 
 
 def _spans(call: dict[str, Any], length: int) -> list[tuple[int, int, dict[str, Any]]]:
     """The call's output [0, length) by policy version."""
     own = {"policy_version": call["policy_version"], "policy_updates": call["policy_updates"]}
-    spans = call["version_spans"]
-    if not spans:
-        return [(0, length, own)]
     found = []
-    for span in spans:
+    for span in call["version_spans"] or ():
         low, high = max(0, span["start"]), min(length, span["end"])
         if low < high:
             found.append((low, high, {"policy_version": span["version"], "policy_updates": span["updates"]}))
     covers = found and found[0][0] == 0 and found[-1][1] == length and all(a[1] == b[0] for a, b in pairwise(found))
     return found if covers else [(0, length, own)]
+
+
+def _table(stretches: list[_Stretch]) -> pa.Table:
+    """The rows of ``scores``."""
+    target = arrow_schema("scores")
+    size = np.array([stretch.high - stretch.low for stretch in stretches], np.int32)
+    offsets = np.zeros(len(size) + 1, np.int32)
+    np.cumsum(size, out=offsets[1:])
+    values, missing = np.zeros(int(offsets[-1]), np.float32), np.zeros(int(offsets[-1]), bool)
+    for stretch, at, end in zip(stretches, offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        if stretch.logprobs is None:
+            missing[at:end] = True
+            continue
+        values[at:end] = stretch.logprobs
+        if stretch.missing is not None:
+            missing[at:end] = stretch.missing
+    logprobs = pa.ListArray.from_arrays(pa.array(offsets), pa.array(values, mask=missing), type=target.field("logprobs").type)
+    fixed: dict[str, list[Any]] = {
+        "attempt": [stretch.key[0] for stretch in stretches],
+        "step": [stretch.key[1] for stretch in stretches],
+        "sequence_id": [stretch.key[2] for stretch in stretches],
+        "source": [stretch.source for stretch in stretches],
+        "update": [0] * len(stretches),
+        "first_position": [stretch.low for stretch in stretches],
+        "forward": ["decode"] * len(stretches),
+    }
+    columns = []
+    for field in target:
+        if field.name == "logprobs":
+            columns.append(logprobs)
+        elif field.name in fixed:
+            columns.append(pa.array(fixed[field.name], field.type))
+        else:
+            columns.append(pa.array([stretch.facts.get(field.name) for stretch in stretches], field.type))
+    return pa.Table.from_arrays(columns, schema=target)

@@ -75,16 +75,20 @@ def find_links(run: Run, known: set[tuple[int, str]]) -> list[Found]:
     if not calls.ids:
         return []
     placed = _Placement(calls)
-    for rows, prompts, responses, sequences in _read_sequences(run, powers):
-        placed.offer("content", rows, sequences, _exact(calls, rows, prompts, responses, powers))
+    for prompts, responses, sequences in _read_sequences(run, powers):
+        placed.offer("content", sequences, _exact(calls, prompts, responses, powers, _span_ends(sequences)))
     placed.settle("content")
+    if placed.left():  # calls that end within a sampled span: partial rollouts that others went on with
+        for prompts, responses, sequences in _read_sequences(run, powers, placed.open_sequences()):
+            placed.offer("content", sequences, _exact(calls, prompts, responses, powers, _everywhere(responses)))
+        placed.settle("content")
     if placed.left() and placed.open_sequences():
         open_ids = placed.open_sequences()
-        for rows, prompts, responses, sequences in _read_sequences(run, powers, open_ids):
-            placed.offer("content/prefix", rows, sequences, _begun(calls, rows, prompts, responses, powers, placed.left()))
+        for prompts, responses, sequences in _read_sequences(run, powers, open_ids):
+            placed.offer("content/prefix", sequences, _begun(calls, prompts, responses, powers, placed.left()))
         _settle_by_tokens(run, placed)
-        for rows, _, responses, sequences in _read_sequences(run, powers, placed.open_sequences()):
-            placed.offer("content/output", rows, sequences, _returned(calls, sequences, responses, placed.left()))
+        for _, responses, sequences in _read_sequences(run, powers, placed.open_sequences()):
+            placed.offer("content/output", sequences, _returned(calls, sequences, responses, placed.left()))
         placed.settle("content/output")
     return placed.links()
 
@@ -122,7 +126,7 @@ def _integers(column: pa.ChunkedArray) -> Array:
     return np.asarray(pc.fill_null(column.cast(pa.int64()), -1))
 
 
-_Chunk = tuple[pa.Table, Prefixes, Prefixes, list[_Sequence]]
+_Chunk = tuple[Prefixes, Prefixes, list[_Sequence]]
 
 
 def _read_sequences(run: Run, powers: Powers, only: set[tuple[int, int, str]] | None = None) -> Iterator[_Chunk]:
@@ -137,12 +141,14 @@ def _read_sequences(run: Run, powers: Powers, only: set[tuple[int, int, str]] | 
         if not keys:
             continue
         prompts, responses = (Prefixes(list_column(rows[name]), powers) for name in ("prompt_tokens", "response_tokens"))
-        masks = rows["sampled_mask"]
+        masks = rows["sampled_mask"] if rows["sampled_mask"].null_count < rows.num_rows else pa.nulls(rows.num_rows, pa.list_(pa.bool_()))
         sequences = [
-            _Sequence(*key, int(prompts.length[i]), int(responses.length[i]), _sampled_spans(masks[i], int(responses.length[i])))
+            _Sequence(
+                key[0], key[1], key[2], int(prompts.length[i]), int(responses.length[i]), _sampled_spans(masks[i], int(responses.length[i]))
+            )
             for i, key in enumerate(keys)
         ]
-        yield rows, prompts, responses, sequences
+        yield prompts, responses, sequences
 
 
 def _sampled_spans(mask: pa.Scalar, length: int) -> tuple[tuple[int, int], ...]:
@@ -169,19 +175,35 @@ def _by_key(keys: Array) -> dict[int, list[int]]:
     return found
 
 
-def _response_keys(prompts: Prefixes, responses: Prefixes, powers: Powers) -> tuple[Array, Array, Array]:
-    """For every row and every k from 0 to the response's length: row, k, key of the prompt and the first k response tokens."""
+_Places = tuple[Array, Array]
+"""Rows and response positions."""
+
+
+def _everywhere(responses: Prefixes) -> _Places:
+    """Every row and every position from 0 to the response's length."""
     counts = responses.length + 1
-    row = np.repeat(np.arange(len(counts)), counts)
-    k = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+    return np.repeat(np.arange(len(counts)), counts), np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
+
+
+def _span_ends(sequences: list[_Sequence]) -> _Places:
+    """Where sampled spans end: where a call that nobody interrupted ends too."""
+    places = [(row, end) for row, sequence in enumerate(sequences) for _, end in sequence.spans]
+    row, end = np.array(places, np.int64).reshape(-1, 2).T
+    return row, end
+
+
+def _response_keys(prompts: Prefixes, responses: Prefixes, powers: Powers, places: _Places) -> Array:
+    """Keys of the prompt and the first k response tokens of each row."""
+    row, k = places
     prompt_length = prompts.length[row]
     whole = concatenated(prompts.whole()[row], prompt_length, responses.at(row, k), powers)
-    return row, k, keyed(whole, prompt_length + k)
+    return keyed(whole, prompt_length + k)
 
 
-def _exact(calls: _Calls, rows: pa.Table, prompts: Prefixes, responses: Prefixes, powers: Powers) -> Iterator[_Candidate]:
+def _exact(calls: _Calls, prompts: Prefixes, responses: Prefixes, powers: Powers, places: _Places) -> Iterator[_Candidate]:
     """Calls whose input and output together are the beginning of a sequence, and whose output lies in the response."""
-    row, k, key = _response_keys(prompts, responses, powers)
+    row, k = places
+    key = _response_keys(prompts, responses, powers, places)
     usable = calls.input_length >= 0
     hits = np.flatnonzero(np.isin(key, calls.whole[usable]))
     if len(hits) == 0:
@@ -194,9 +216,10 @@ def _exact(calls: _Calls, rows: pa.Table, prompts: Prefixes, responses: Prefixes
                 yield _Candidate(call, int(row[i]), start, int(k[i]), True)
 
 
-def _begun(calls: _Calls, rows: pa.Table, prompts: Prefixes, responses: Prefixes, powers: Powers, left: set[int]) -> Iterator[_Candidate]:
+def _begun(calls: _Calls, prompts: Prefixes, responses: Prefixes, powers: Powers, left: set[int]) -> Iterator[_Candidate]:
     """Unplaced calls whose input is the beginning of a sequence; how far the output goes along is seen later."""
-    row, k, key = _response_keys(prompts, responses, powers)
+    row, k = places = _everywhere(responses)
+    key = _response_keys(prompts, responses, powers, places)
     mine = np.array(sorted(call for call in left if calls.input_length[call] >= 0), np.int64)
     hits = np.flatnonzero(np.isin(key, calls.given[mine]))
     by_key = _by_key(calls.given[mine])
@@ -230,7 +253,7 @@ class _Placement:
         self._used: set[int] = set()
         self.offered: dict[tuple[int, int, int, int], list[tuple[int, tuple[int, int, str]]]] = defaultdict(list)
 
-    def offer(self, method: str, rows: pa.Table, sequences: list[_Sequence], candidates: Iterator[_Candidate]) -> None:
+    def offer(self, method: str, sequences: list[_Sequence], candidates: Iterator[_Candidate]) -> None:
         """Take in the candidates of some sequences. Those with the same span of the same text are one group."""
         for sequence in sequences:
             self._sequences.setdefault((sequence.attempt, sequence.step, sequence.sequence_id), sequence)

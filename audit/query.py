@@ -189,7 +189,7 @@ def _routing_rows(experts: pa.Array, top_k: pa.Array, num_experts: pa.Array) -> 
 
 def _routing_tail(experts: pa.Array, skip: pa.Array, tokens: pa.Array) -> pa.Array:
     """DuckDB function: a blob of ``tokens`` equal rows without its first ``skip`` rows."""
-    found = []
+    found: list[bytes | None] = []
     for blob, first, rows in zip(experts, skip.to_pylist(), tokens.to_pylist(), strict=True):
         if not blob.is_valid or first is None or not rows:
             found.append(None)

@@ -15,8 +15,12 @@ class WeightVersions:
 
     def __init__(self, sent: list[dict[str, Any]]) -> None:
         self._known = bool(sent)
-        self._labels = {(row["attempt"], row["policy_version"]): row["policy_updates"] for row in sent if row["policy_version"] is not None}
-        self._counts = {(row["attempt"], row["policy_syncs"]): row["policy_updates"] for row in sent if row["policy_syncs"] is not None}
+        self._labels: dict[tuple[int, str | None], int | None] = {
+            (row["attempt"], row["policy_version"]): row["policy_updates"] for row in sent if row["policy_version"] is not None
+        }
+        self._counts: dict[tuple[int, int], int | None] = {
+            (row["attempt"], row["policy_syncs"]): row["policy_updates"] for row in sent if row["policy_syncs"] is not None
+        }
 
     @classmethod
     def of(cls, run: Run) -> WeightVersions:
