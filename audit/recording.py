@@ -252,12 +252,20 @@ def record_weights(
     policy_version: str | None = None,
     policy_updates: int | None = None,
     policy_syncs: int | None = None,
-    tensor: str | None = None,
-    checksum: str | None = None,
+    tensor: str | Sequence[str] | None = None,
+    checksum: str | Sequence[str] | None = None,
+    elements: int | Sequence[int] | None = None,
+    elements_of: int | Sequence[int] | None = None,
+    stride: int | Sequence[int] | None = None,
+    dtype: str | Sequence[str] | None = None,
+    replica: int | Sequence[int] | None = None,
     checkpoint: str | None = None,
     engine_id: str | None = None,
 ) -> None:
-    """Record a weight synchronisation (``fact`` sent or received), residency check or saved checkpoint."""
+    """Record a weight synchronisation (``fact`` sent or received), residency check or saved checkpoint: one row, or one a tensor.
+
+    With a sequence of names as ``tensor``, the columns from ``checksum`` to ``replica`` are one value a name or one for all.
+    """
     if _sink is not None:
         _sink.record_weights(**_given(locals()))
 

@@ -150,9 +150,10 @@ class RecorderSink:
 
     @_guarded
     def record_weights(self, **given: Any) -> None:
-        """One row of ``weights``."""
-        if self.recorder.accepts("weights", 1):
-            self.recorder.submit("weights", 1, _values(time=time.time(), **given))
+        """Rows of ``weights``: one, or one a tensor."""
+        rows = 1 if isinstance(given.get("tensor"), (str, type(None))) else len(given["tensor"])
+        if rows and self.recorder.accepts("weights", rows):
+            self.recorder.submit("weights", rows, _values(time=time.time(), **given))
 
     @_guarded
     def record_metrics(self, *, step: int, framework: str, values: dict[str, float]) -> None:
