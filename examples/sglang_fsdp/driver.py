@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -17,6 +18,7 @@ HERE = Path(__file__).parent
 
 def main() -> int:
     options = command_line.parse()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # leave through the with block, which stops the server
     if options.engine_python is None:
         sys.exit("--engine-python: the Python of an environment with SGLang is needed (run.sh makes one)")
     work = Path(options.work).resolve()
@@ -35,7 +37,13 @@ def main() -> int:
             print(error, file=sys.stderr)
             return 1
         ranks = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", HERE / "train.py"]
-        status = subprocess.run([*ranks, *sys.argv[1:], "--model", model, "--url", server.url, "--work", work], check=False).returncode
+        words = [*ranks, *sys.argv[1:], "--model", model, "--url", server.url, "--work", work]
+        trainer = subprocess.Popen([str(word) for word in words])
+        try:
+            status = trainer.wait()
+        finally:
+            trainer.terminate()  # torchrun ends its ranks; nothing happens where it has ended
+            trainer.wait()
         if status != 0:
             print(f"The trainer ended with status {status}. The server's last lines:\n{server.last_lines()}", file=sys.stderr)
         return status
