@@ -59,8 +59,8 @@ class ManagerFacts:
         self.updating = 0
         self.burst = False  # weights arrived and nothing was computed with them yet
         self.given: str | None = None  # the label that came with them
-        self.probed: int | None = None
-        self.probe_skipped: int | None = None
+        self.probed: tuple[int, str | None] | None = None
+        self.probe_skipped: tuple[int, str | None] | None = None
         self.probing: asyncio.Future[None] | None = None
 
     def begin(self, manager: Any, deltas: bool) -> Running:
@@ -100,6 +100,10 @@ class ManagerFacts:
         if self.burst and self.given is None:
             self.given = version
             self.record(manager)
+
+    def weights(self, manager: Any) -> tuple[int, str | None]:
+        """What is known of the weights that a call would be computed with: synchronisations and label."""
+        return self.syncs, label(manager)
 
     def record(self, manager: Any) -> None:
         """One row of ``weights``: what the engine has now."""

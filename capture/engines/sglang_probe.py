@@ -1,4 +1,6 @@
-"""The probe (``--probe``): a fixed token sequence that the engine scores before its first call and the first call after each update.
+"""The probe (``--probe``): a fixed token sequence that the engine scores before its first call and the first one after each update.
+
+After a new label, too: whether weights came with it is what the probe shows.
 
 Read: SGLang 0.5.19, ``TokenizerManager.generate_request`` and ``GenerateReqInput``. It runs only where nothing else does, so that no call's
 batch changes; greedy, so that it draws no random number; under a cache key of its own (``extra_key``), so that no call finds its prefix.
@@ -53,15 +55,15 @@ def before_call(generate: Generate) -> Callable[[Call], Any]:
             return
         facts = facts_of(manager)
         if facts.probing is None:
-            if facts.probed == facts.syncs:
+            if facts.probed == facts.weights(manager):
                 return
             objection = _objection(manager)
             if objection is not None:
-                facts.probed = facts.syncs
+                facts.probed = facts.weights(manager)
                 say_once("probe", objection)
                 return
             if facts.calls or facts.updating or getattr(manager, "is_pause", False):
-                _skipped(facts)
+                _skipped(facts, manager)
                 return
             facts.probing = asyncio.ensure_future(_probe(generate, manager, type(obj), facts))
         await asyncio.wait([facts.probing])
@@ -69,15 +71,15 @@ def before_call(generate: Generate) -> Callable[[Call], Any]:
     return prepare
 
 
-def _skipped(facts: ManagerFacts) -> None:
-    if facts.probe_skipped != facts.syncs:
-        facts.probe_skipped = facts.syncs
+def _skipped(facts: ManagerFacts, manager: Any) -> None:
+    if facts.probe_skipped != facts.weights(manager):
+        facts.probe_skipped = facts.weights(manager)
         message = "the engine was not idle when a call came: no probe of these weights yet"
         recording.record_event(kind="not_recorded", name="probe", message=message, detail={"policy_syncs": facts.syncs})
 
 
 async def _probe(generate: Generate, manager: Any, request: Any, facts: ManagerFacts) -> None:
-    facts.probed = facts.syncs
+    facts.probed = facts.weights(manager)
     rid = f"{PROBE}{uuid.uuid4().hex}"
     try:
         await asyncio.wait_for(_score(generate, manager, request, facts, rid), SECONDS)

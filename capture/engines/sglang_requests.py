@@ -152,9 +152,9 @@ def _output(running: Running, out: dict[str, Any], entries: Any, before: Any, re
     """
     meta, rid = out["meta_info"], str(out["meta_info"]["id"])
     if running.parts is not None:
-        tokens, given = running.parts.pop(rid)
-        return tokens, given if entries is not None else None
-    tokens = out.get("output_ids")
+        whole = running.parts.pop(rid)
+        return whole[0], whole[1] if entries is not None else None
+    tokens: list[int] | None = out.get("output_ids")
     if tokens is None:
         return ([entry[1] for entry in entries] if entries else None), entries
     counted = meta.get("completion_tokens")
@@ -187,12 +187,11 @@ def ends(observed: Observed | None) -> None:
     running = observed.running
     observed.facts.calls.discard(running)
     for rid, (out, entries) in running.last.items():
-        if running.parts is not None:
-            tokens, given = running.parts[rid]
-        else:
-            tokens, given = list(out.get("output_ids") or ()), None if entries is None else list(entries)
-        if given is not None:
+        tokens, given = running.parts[rid] if running.parts is not None else (out.get("output_ids") or [], entries)
+        if entries is None or given is None:
+            tokens, given = list(tokens), None
+        else:  # both grow while a stream runs
             both = min(len(tokens), len(given))
-            tokens, given = tokens[:both], given[:both] if entries is not None else None
+            tokens, given = list(tokens[:both]), list(given[:both])
         _record(observed, out, out["index"], (tokens, given), "abort")
     running.last.clear()

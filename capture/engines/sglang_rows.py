@@ -23,13 +23,13 @@ DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": -1, "min_p": 0.0, "repeti
 
 
 class Answer(NamedTuple):
-    """One finished sub-request. entries: [log-probability, token, text] a position, or None. index: its place among the call's answers."""
+    """One finished sub-request. entries: [log-probability, token, text] a position, or None. place: which of the call's answers it is."""
 
     meta: dict[str, Any]
     tokens: list[int] | None
     entries: list[Any] | None
     prompt: list[int] | None
-    index: int
+    place: int
     reason: str
 
 
@@ -81,7 +81,8 @@ def _scored(meta: dict[str, Any], tokens: list[int] | None) -> list[float | None
         say_once("input logprobs", "the engine gave more input log-probabilities than there are input tokens")
         return None
     found = _aligned(entries, tokens[before:])
-    return None if found is None else [None] * before + found
+    missing: list[float | None] = [None] * before
+    return None if found is None else missing + found
 
 
 def version_spans(meta: dict[str, Any]) -> list[dict[str, Any]] | None:
@@ -118,14 +119,14 @@ def parent_id(obj: Any, index: int) -> str | None:
 
 def record_answer(answer: Answer, manager: Any, obj: Any, running: Running, facts: ManagerFacts) -> None:
     """Record one finished or aborted sub-request."""
-    meta, parameters = answer.meta, sampling_parameters(manager, obj, answer.index)
+    meta, parameters = answer.meta, sampling_parameters(manager, obj, answer.place)
     temperature, top_k = _number(parameters, "temperature"), int(_number(parameters, "top_k"))
     logprobs = _aligned(answer.entries, answer.tokens)
     scored = _scored(meta, answer.prompt)
     spans = version_spans(meta)
     cached, retractions = meta.get("cached_tokens"), meta.get("num_retractions")
     mode = "raw" if temperature < GREEDY or untempered() else "tempered"
-    parent = parent_id(obj, answer.index)
+    parent = parent_id(obj, answer.place)
     recording.record_request(
         request_ids=[str(meta["id"])],
         input_tokens=[answer.prompt],
