@@ -106,3 +106,8 @@ def test_two_turns_are_linked_to_their_calls_and_clean(runs: Runs) -> None:
 def test_tokens_of_the_tool_are_not_compared(runs: Runs) -> None:
     coverage = runs("--two-turns").report["coverage"]
     assert coverage["tokens"] > coverage["sampled_tokens"] == coverage["compared_tokens"]
+
+
+def test_a_history_tokenised_anew_is_found(runs: Runs) -> None:
+    findings = runs("--two-turns", "--retokenise").report["findings"]
+    assert "TOKEN_MISMATCH" in [finding["code"] for finding in findings]
