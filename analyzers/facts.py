@@ -27,6 +27,7 @@ def describe(measured: Measured) -> dict[str, str]:
         "Trainer": _side(measured, "trainer"),
         "Update": _side(measured, "update"),
         "Sampling": _sampling(measured),
+        "Engine calls": _calls(measured),
     }
     return {label: text for label, text in facts.items() if text}
 
@@ -47,6 +48,15 @@ def _side(measured: Measured, source: str) -> str | None:
 def _sampling(measured: Measured) -> str | None:
     names = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
     return ", ".join(part for name in names if (part := _prefixed(f"{name} ", measured.sampling_values(name)))) or None
+
+
+def _calls(measured: Measured) -> str | None:
+    """How many engine calls there are and what became of those that no sequence consumed (a state, not a miss)."""
+    calls = measured.calls
+    if not calls.calls:
+        return None
+    rest = ", ".join(f"{count:,} {state}" for state, count in sorted(calls.states.items(), key=lambda item: -item[1]))
+    return f"{calls.calls:,}, {calls.linked:,} of them in recorded sequences" + (f"; not consumed: {rest}" if rest else "")
 
 
 def _listed(values: list[Any]) -> str:

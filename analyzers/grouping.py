@@ -24,8 +24,8 @@ GROUP_BYTES = 12 << 20
 UNKNOWN = np.iinfo(np.int64).min
 """Stands for an unknown integer in numpy columns."""
 
-ROLLOUT, TRAINER, UPDATE, OTHER = 0, 1, 2, 3
-SOURCES = {"rollout": ROLLOUT, "trainer": TRAINER, "update": UPDATE}
+ROLLOUT, TRAINER, UPDATE, ENGINE, OTHER = 0, 1, 2, 3, 4
+SOURCES = {"rollout": ROLLOUT, "trainer": TRAINER, "update": UPDATE, "engine": ENGINE}
 
 _SEQUENCES = ("attempt", "step", "sequence_id", "phase", "prompt_length", "response_length", "sampled_mask", "version_spans")
 _SCORES = ("attempt", "step", "sequence_id", "source", "update", "first_position", "logprobs", "policy_updates", "parts")
@@ -184,7 +184,7 @@ def _lengths(column: pa.ChunkedArray) -> Array:
 
 
 def source_codes(column: pa.ChunkedArray) -> Array:
-    """ROLLOUT, TRAINER, UPDATE or OTHER for each row."""
+    """ROLLOUT, TRAINER, UPDATE, ENGINE or OTHER for each row."""
     encoded = pc.index_in(column, pa.array(list(SOURCES)))
     return np.asarray(pc.fill_null(encoded, OTHER))
 

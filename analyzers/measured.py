@@ -13,9 +13,9 @@ from rlaudit.analyzers.capture_losses import Losses, read_losses
 from rlaudit.analyzers.compiled import Kernels, kernels, vectorised
 from rlaudit.analyzers.engine_calls import EngineCalls, read_engine_calls
 from rlaudit.analyzers.framework import FRAMEWORK_NAMES, StepNumbers, framework_numbers
-from rlaudit.analyzers.grouping import SAMPLING, SEMANTICS, Group, Steps, load, plan
+from rlaudit.analyzers.grouping import ENGINE, SAMPLING, SEMANTICS, Group, Steps, load, plan
 from rlaudit.analyzers.identity import Identity, check_identity, measure_effects
-from rlaudit.analyzers.pairing import Joined, pair, recompute_side, rollout_side, trainer_side, update_side
+from rlaudit.analyzers.pairing import Joined, engine_side, pair, recompute_side, rollout_side, trainer_side, update_side
 from rlaudit.analyzers.parts import PartsCheck, check_parts
 from rlaudit.analyzers.routing_pass import ROLLOUT_TRAINER, TRAINER_UPDATE, RoutingPass, measure_routing
 from rlaudit.analyzers.statistics import TokenStats
@@ -36,7 +36,8 @@ class Measured:
     """One run, measured.
 
     main: rollout against trainer (its ``trainer`` score where there is one, otherwise the first ``update`` score). floor: trainer against
-    first update. routing: (``main`` or ``floor``, lag class) to its comparison. semantics, sampling: distinct rows of
+    first update. returned: what engine calls returned against the rollout log-probabilities that the trainer
+    recorded. routing: (``main`` or ``floor``, lag class) to its comparison. semantics, sampling: distinct rows of
     ``grouping.SEMANTICS`` and ``SAMPLING`` with their counts. tokens: response tokens of train sequences; sampled: those that the
     policy sampled.
     """
@@ -49,6 +50,7 @@ class Measured:
     joined: Joined = field(default_factory=Joined)
     main: TokenPass = field(default_factory=TokenPass)
     floor: TokenPass = field(default_factory=TokenPass)
+    returned: TokenPass = field(default_factory=TokenPass)
     routing: dict[tuple[str, str], RoutingPass] = field(default_factory=dict)
     identity: Identity = field(default_factory=Identity)
     semantics: dict[tuple[Any, ...], int] = field(default_factory=dict)
@@ -152,6 +154,8 @@ def _measure_group(run: Run, tools: Kernels, steps: Steps, group: Group, later: 
     main = pair(group, rollout_side(group), trainer_side(group), found.joined)
     floor = pair(group, recompute_side(group), update_side(group))
     found.main, found.floor = measure_spans(group, main, later), measure_spans(group, floor, later)
+    if (group.source == ENGINE).any():
+        found.returned = measure_spans(group, pair(group, engine_side(group), rollout_side(group)), later)
     found.routing = measure_routing(run, tools, group, steps, {"main": (ROLLOUT_TRAINER, main), "floor": (TRAINER_UPDATE, floor)})
     found.framework = framework_numbers(group)
     found.identity = check_identity(run, steps)
@@ -177,10 +181,11 @@ def _counted(table: pa.Table) -> dict[tuple[Any, ...], int]:
 def _add(total: Measured, part: Measured) -> None:
     part.main.settle()
     part.floor.settle()
+    part.returned.settle()
     total.step_numbers |= part.step_numbers
     for name in ("tokens", "sampled", "not_train", "scores_in_parts", "duplicate_sequences", "orphan_scores"):
         setattr(total, name, getattr(total, name) + getattr(part, name))
-    for name in ("joined", "main", "floor", "identity"):
+    for name in ("joined", "main", "floor", "returned", "identity"):
         getattr(total, name).add(getattr(part, name))
     for key, routing in part.routing.items():
         total.routing.setdefault(key, RoutingPass()).add(routing)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from rlaudit.analyzers.grouping import ROLLOUT, TRAINER, UNKNOWN, UPDATE, Group
+from rlaudit.analyzers.grouping import ENGINE, ROLLOUT, TRAINER, UNKNOWN, UPDATE, Group
 
 Array = Any
 EXAMPLES = 5
@@ -116,6 +116,11 @@ def trainer_side(group: Group) -> Side:
 def recompute_side(group: Group) -> Side:
     """Scores of source ``trainer`` only."""
     return _side(group, group.source == TRAINER)
+
+
+def engine_side(group: Group) -> Side:
+    """What engine calls returned, for sequences whose rollout log-probabilities the trainer recorded itself."""
+    return _side(group, group.source == ENGINE)
 
 
 def update_side(group: Group) -> Side:

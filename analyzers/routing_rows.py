@@ -14,7 +14,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from rlaudit import schema
-from rlaudit.analyzers.grouping import OTHER, ROLLOUT, TRAINER, UNKNOWN, UPDATE, Group, Steps, integers, locate, read_rows, source_codes
+from rlaudit.analyzers.grouping import (
+    ENGINE,
+    OTHER,
+    ROLLOUT,
+    TRAINER,
+    UNKNOWN,
+    UPDATE,
+    Group,
+    Steps,
+    integers,
+    locate,
+    read_rows,
+    source_codes,
+)
 from rlaudit.arrow import arrow_schema
 from rlaudit.run import Run
 
@@ -22,7 +35,7 @@ Array = Any
 CHUNK_BYTES = 512 << 20
 """Expert bytes that are held at a time."""
 
-SOURCE_NAMES = {ROLLOUT: "rollout", TRAINER: "trainer", UPDATE: "update", OTHER: "other"}
+SOURCE_NAMES = {ROLLOUT: "rollout", TRAINER: "trainer", UPDATE: "update", ENGINE: "engine", OTHER: "other"}
 
 _LINKS = ("attempt", "request_id", "step", "sequence_id", "routing_from")
 

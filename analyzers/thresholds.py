@@ -56,6 +56,10 @@ VANISHED_SHARE = 0.2
 """Movement of the engine's probe over that of the trainer's own below which updates count as lost in the engine's dtype; rlaudit's own
 choice."""
 
+RETURNED_ROUNDING = 0.0625
+"""Largest difference (nats) between what an engine returned and what the trainer keeps of it that rounding explains: half the spacing of
+bfloat16 at 16 nats."""
+
 FRAMEWORK_RELATIVE_TOLERANCE = 1e-4
 """Agreement with a framework's own number: float32 sums of up to 10⁵ tokens in another order and masks of equal tokens."""
 

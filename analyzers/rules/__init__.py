@@ -25,6 +25,7 @@ from rlaudit.analyzers.rules import (
     precision,
     prefix_cache,
     retraction,
+    returned,
     routing_noise,
     routing_rows,
     semantics,
@@ -44,7 +45,7 @@ class Rule(Protocol):
 
 INTEGRITY: tuple[Rule, ...] = (losses, joins, parts_missing, duplicates, missing)
 TOKENS: tuple[Rule, ...] = (lengths, token_identity)
-SEMANTICS: tuple[Rule, ...] = (nonfinite, positive, zeros, semantics, importance_ratio)
+SEMANTICS: tuple[Rule, ...] = (nonfinite, positive, zeros, semantics, returned, importance_ratio)
 VERSIONS: tuple[Rule, ...] = (weights, prefix_cache, staleness)
 ROUTING: tuple[Rule, ...] = (routing_rows, retraction)
 NUMERICS: tuple[Rule, ...] = (precision, routing_noise, bitwise)

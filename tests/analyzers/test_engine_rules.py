@@ -183,3 +183,21 @@ def test_kinds_of_difference_outside_sampled_text(engine: list[int], trainer: li
 
 def test_equal_tokens_have_no_difference() -> None:
     assert classify(np.array([1, 2]), np.array([1, 2]), np.ones(2, bool)) is None
+
+
+@pytest.mark.parametrize(("shift", "severity"), [(0.0, None), (0.01, "info"), (0.5, "fail")])
+def test_log_probabilities_that_changed_between_engine_and_trainer_are_named(tmp_path: Path, shift: float, severity: str | None) -> None:
+    tables = _steps(HEALTHY[:1])
+    tables["scores"].append({"step": 0, "sequence_id": "s0", "source": "rollout", "logprobs": [-1.0, -1.0, -1.0 + shift, -1.0]})
+    finding = _findings(tmp_path, tables).get("LOGP_ALTERED")
+    assert (finding.severity if finding else None) == severity
+
+
+def test_calls_that_nothing_consumed_are_counted_by_what_became_of_them(tmp_path: Path) -> None:
+    more = [
+        {"request_id": "x", "phase": "eval", "input_tokens": [1], "output_tokens": [2]},
+        {"request_id": "y", "input_tokens": [9], "output_tokens": [9, 9, 9, 9], "finish_reason": "abort"},
+    ]
+    tables = _steps(HEALTHY[:1])
+    run = write_run(tmp_path / "run", **{**tables, "requests": [*tables["requests"], *more]})
+    assert build_report(run).facts["Engine calls"] == "3, 1 of them in recorded sequences; not consumed: 1 eval, 1 abort"
