@@ -1,7 +1,7 @@
 """Adapter for vLLM's asynchronous engine, behind the OpenAI server and token-in/token-out clients.
 
-Read: vLLM 0.30.0, ``vllm.v1.engine.async_llm.AsyncLLM``. Its methods for weights are coroutines: what is observed is the call, so that an
-update counts from the moment at which it is asked for.
+Read: vLLM 0.30.0, ``vllm.v1.engine.async_llm.AsyncLLM``. Its methods for weights are coroutines: an update counts when it
+has been done, and not where it failed.
 """
 
 from __future__ import annotations
@@ -42,5 +42,5 @@ def _named(token: Any, result: Any, call: Call) -> None:
 def attach(attachment: Attachment) -> None:
     """Observe the engine's making and its weight updates."""
     attachment.observe("AsyncLLM.__init__", after=_made)
-    attachment.observe("AsyncLLM.collective_rpc", before=rpc_begins, after=rpc_done)
-    attachment.observe("AsyncLLM.update_weight_version", after=_named)
+    attachment.observe_coroutine("AsyncLLM.collective_rpc", before=rpc_begins, after=rpc_done)
+    attachment.observe_coroutine("AsyncLLM.update_weight_version", after=_named)

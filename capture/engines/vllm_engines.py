@@ -38,6 +38,7 @@ class Synchronisations:
         self.version: str | None = None
         self.first_load = 0  # depth of load_model calls
         self.burst = False  # weights arrived and nothing was computed with them yet
+        self.unnamed = False  # weights arrived and the caller has not named them
 
     def received(self) -> None:
         """Weights arrived. Pieces of one update come in many calls: until the model computes again, they are one synchronisation."""
@@ -47,18 +48,30 @@ class Synchronisations:
         for engine in list(ENGINES.values()):
             engine.mark_running(self.count, self.version)
         self.count += 1
-        self.record()
+        self.unnamed = True
+        self.record(None)  # the label so far is that of the weights before
 
-    def record(self) -> None:
-        """One row of ``weights``: what the engine has now."""
-        recording.record_weights(fact="received", policy_version=self.version, policy_syncs=self.count, engine_id=process_label())
+    def record(self, version: str | None) -> None:
+        """One row of ``weights``: what the engine has now, and what it is called where that is known."""
+        recording.record_weights(fact="received", policy_version=version, policy_syncs=self.count, engine_id=process_label())
 
     def labelled(self, version: str) -> None:
-        """The caller named the weights."""
+        """The caller gave the weights a name, which proves nothing about them: an event.
+
+        Where weights arrived since the last name, it is theirs: a row of ``weights`` says so, with the same count.
+        """
         for engine in list(ENGINES.values()):
             engine.mark_running(self.count, self.version)
         self.version = str(version)
-        self.record()
+        recording.record_event(
+            kind="engine_control",
+            name="weight_version",
+            message=f"The engine's weights are called {version} from here on.",
+            detail={"engine_id": process_label(), "policy_version": self.version, "policy_syncs": self.count, "new_weights": self.unnamed},
+        )
+        if self.unnamed:
+            self.unnamed = False
+            self.record(self.version)
 
 
 def process_label() -> str:

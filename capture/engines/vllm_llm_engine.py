@@ -11,7 +11,7 @@ from rlaudit.capture.hooks import Adapter, Attachment, Call, Target
 
 from .vllm_engines import SYNCS
 from .vllm_front import engine_made, rpc_begins, rpc_done
-from .vllm_probe import before_request
+from .vllm_probe import before_request, probe
 
 ADAPTER = Adapter(
     name="vLLM engine",
@@ -29,13 +29,18 @@ ADAPTER = Adapter(
 )
 
 
+def _made(token: Any, result: Any, call: Call) -> None:
+    engine_made(call)
+    probe(call["self"])
+
+
 def _named(token: Any, result: Any, call: Call) -> None:
     SYNCS.labelled(call["weight_version"])
 
 
 def attach(attachment: Attachment) -> None:
     """Observe the engine's making, its weight updates and the moment before a request."""
-    attachment.observe("LLMEngine.__init__", after=lambda token, result, call: engine_made(call))
+    attachment.observe("LLMEngine.__init__", after=_made)
     attachment.observe("LLMEngine.add_request", before=before_request)
     attachment.observe("LLMEngine.collective_rpc", before=rpc_begins, after=rpc_done)
     attachment.observe("LLMEngine.set_weight_version", after=_named)

@@ -38,7 +38,7 @@ def _load_over(token: Any) -> None:
 
 def _loaded(token: Any, result: Any, call: Call) -> None:
     if SYNCS.count == 0:  # an engine made later in this process has its own first load, which is no synchronisation either
-        SYNCS.record()
+        SYNCS.record(None)
 
 
 def _update_begins(call: Call) -> None:
