@@ -27,6 +27,7 @@ COMMANDS = {
     "hooks": "What capture would attach to in this environment.",
     "compact": "Fewer, larger files for a run of many processes.",
     "merge": "One run from those of several nodes.",
+    "import": "A run from what an engine logged by itself.",
     "export": "A redacted copy of a run that may be given away.",
     "schema": "Tables and views of a run, column by column.",
     "version": "Versions of rlaudit and of the packages that it works with.",

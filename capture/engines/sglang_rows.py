@@ -117,42 +117,61 @@ def parent_id(obj: Any, index: int) -> str | None:
     return str(_own(obj.rid, prompt_index(obj, index))) if samples > 1 else None
 
 
-def record_answer(answer: Answer, manager: Any, obj: Any, running: Running, facts: ManagerFacts) -> None:
-    """Record one finished or aborted sub-request."""
-    meta, parameters = answer.meta, sampling_parameters(manager, obj, answer.place)
+def answer_row(answer: Answer, parameters: dict[str, Any], raw: bool | None) -> dict[str, Any]:
+    """The columns of ``requests`` that an answer itself tells.
+
+    parameters: its sampling parameters. raw: True where the engine's log-probabilities are before temperature; None where that is unknown.
+    """
+    meta = answer.meta
     temperature, top_k = _number(parameters, "temperature"), int(_number(parameters, "top_k"))
     logprobs = _aligned(answer.entries, answer.tokens)
     scored = _scored(meta, answer.prompt)
-    spans = version_spans(meta)
-    cached, retractions = meta.get("cached_tokens"), meta.get("num_retractions")
-    mode = "raw" if temperature < GREEDY or untempered() else "tempered"
+    mode = "raw" if temperature < GREEDY or raw else "tempered"
+    return {
+        "request_id": str(meta["id"]),
+        "input_tokens": answer.prompt,
+        "output_tokens": answer.tokens,
+        "logprobs": logprobs,
+        "logprob_mode": None if logprobs is None or (raw is None and temperature not in (0.0, 1.0)) else mode,
+        "input_logprobs": scored,
+        "input_logprob_mode": None if scored is None else "raw",
+        "policy_version": first_version(meta),
+        "version_spans": version_spans(meta),
+        "cached_tokens": meta.get("cached_tokens"),
+        "retractions": meta.get("num_retractions"),
+        "finish_reason": answer.reason,
+        "temperature": temperature,
+        "top_p": _number(parameters, "top_p"),
+        "top_k": 0 if top_k < 0 or top_k >= ALL_TOP_K else top_k,
+        "min_p": _number(parameters, "min_p"),
+        "repetition_penalty": _number(parameters, "repetition_penalty"),
+        "sampling": json.dumps(parameters, sort_keys=True, default=str),
+        "backend": "sglang",
+    }
+
+
+_PLURAL = {"request_id": "request_ids", "finish_reason": "finish_reasons"}
+_LISTS = ("request_id", "input_tokens", "output_tokens", "logprobs", "input_logprobs", "version_spans", "finish_reason", "sampling")
+_REQUIRED = ("input_tokens", "output_tokens")
+
+
+def record_answer(answer: Answer, manager: Any, obj: Any, running: Running, facts: ManagerFacts) -> None:
+    """Record one finished or aborted sub-request."""
+    row = answer_row(answer, sampling_parameters(manager, obj, answer.place), untempered())
     parent = parent_id(obj, answer.place)
+    columns: dict[str, Any] = {
+        _PLURAL.get(name, name): [value] if name in _LISTS else value
+        for name, value in row.items()
+        if value is not None or name in _REQUIRED
+    }
     recording.record_request(
-        request_ids=[str(meta["id"])],
-        input_tokens=[answer.prompt],
-        output_tokens=[answer.tokens],
-        logprobs=None if logprobs is None else [logprobs],
-        input_logprobs=None if scored is None else [scored],
+        **columns,
         engine_id=facts.engine_id,
         phase=running.phase,
         parent_ids=None if parent is None else [parent],
-        logprob_mode=None if logprobs is None else mode,
-        input_logprob_mode=None if scored is None else "raw",
-        policy_version=first_version(meta),
         policy_syncs=running.syncs,
-        version_spans=None if spans is None else [spans],
-        cached_tokens=cached,
-        retractions=retractions,
-        finish_reasons=[answer.reason],
-        temperature=temperature,
-        top_p=_number(parameters, "top_p"),
-        top_k=0 if top_k < 0 or top_k >= ALL_TOP_K else top_k,
-        min_p=_number(parameters, "min_p"),
-        repetition_penalty=_number(parameters, "repetition_penalty"),
-        sampling=[json.dumps(parameters, sort_keys=True, default=str)],
         dtype=facts.dtype,
         weight_dtype=facts.weight_dtype,
-        backend="sglang",
         started=running.started,
         finished=time.time(),
     )

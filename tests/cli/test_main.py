@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-COMMANDS = ["capture", "report", "query", "shell", "info", "hooks", "compact", "merge", "export", "schema", "version"]
+COMMANDS = ["capture", "report", "query", "shell", "info", "hooks", "compact", "merge", "import", "export", "schema", "version"]
 RLAUDIT = [sys.executable, "-m", "rlaudit.cli.main"]
 
 

@@ -1,0 +1,1 @@
+"""Runs from what engines wrote by themselves, without capture."""
