@@ -29,6 +29,8 @@ SAMPLE_ABOVE = 1 << 24
 _INDEX, _BITS, _MIX = 0x9E3779B97F4A7C15, 0xC2B2AE3D27D4EB4F, 0xD6E8FEB86659FD93
 _CHUNK = {"cpu": 1 << 16}
 _DEVICE_CHUNK = 1 << 22
+_SHORT = 1 << 14
+"""Runs shorter than this are summed many at once."""
 
 
 class TensorChecksum(NamedTuple):
@@ -164,27 +166,48 @@ def _sum(shard: Shard, stride: int, as_dtype: Any) -> tuple[int, int]:
     if values.device.type == "meta":
         raise Unplaced("it has no data")
     size = _CHUNK.get(values.device.type, _DEVICE_CHUNK)
-    for start, part in shard.runs(values):
+    starts, runs = shard.runs(values)
+    if runs.shape[0] > 1 and runs.shape[1] < _SHORT:
+        total, elements = _sum_short(starts, runs, stride, as_dtype, size)
+        return int(total) % (1 << 64), elements
+    for start, part in zip(starts.tolist(), runs, strict=False):
         skip = -start % stride
         kept = part[skip::stride] if skip < part.numel() else part[:0]
         for at in range(0, kept.numel(), size):
             piece = kept[at : at + size]
-            mixed = _mixed(piece, start + skip + at * stride, stride, as_dtype, width)
+            index = torch().arange(piece.numel(), device=piece.device, dtype=torch().int64)
+            index.mul_(_signed(_INDEX * stride)).add_(_signed(_INDEX * (start + skip + at * stride + 1)))
+            mixed = _mixed(piece, index, as_dtype).sum()
             total = mixed if total is None else total + mixed
         elements += int(kept.numel())
     return (int(total) % (1 << 64) if total is not None else 0), elements
 
 
-def _mixed(piece: Any, first: int, stride: int, as_dtype: Any, width: int) -> Any:
-    """Sum of the mix over ``piece`` (one dimension), whose elements have global indices first, first + stride, ...: an int64 scalar."""
+def _sum_short(starts: Any, runs: Any, stride: int, as_dtype: Any, size: int) -> tuple[Any, int]:
+    """As ``_sum`` for many short runs: blocks of rows with an index for each element, those that don't count made 0."""
+    along = torch().arange(runs.shape[1], device=runs.device, dtype=torch().int64)
+    total, elements, rows = torch().zeros((), dtype=torch().int64, device=runs.device), 0, max(1, size // runs.shape[1])
+    for at in range(0, runs.shape[0], rows):
+        first = starts[at : at + rows]
+        index = first.to(runs.device)[:, None] + along
+        mixed = _mixed(runs[at : at + rows], (index + 1).mul_(_signed(_INDEX)), as_dtype)
+        total += (mixed if stride == 1 else mixed.mul_(index.remainder(stride) == 0)).sum()
+        # Multiples of the stride in [first, first + length).
+        elements += int(
+            ((first + runs.shape[1] - 1).div(stride, rounding_mode="floor") - (first - 1).div(stride, rounding_mode="floor")).sum()
+        )
+    return total, elements
+
+
+def _mixed(piece: Any, keys: Any, as_dtype: Any) -> Any:
+    """The mix of each element of ``piece`` with ``keys``, (global index + 1) * 0x9E37...: int64, ``piece``'s shape."""
     integers = {1: torch().int8, 2: torch().int16, 4: torch().int32, 8: torch().int64}
     cast = piece if as_dtype is None or piece.dtype == as_dtype else piece.to(as_dtype)
-    x = cast.contiguous().view(integers[width]).to(torch().int64, copy=True)
-    index = torch().arange(x.numel(), device=x.device, dtype=torch().int64)
+    x = cast.contiguous().view(integers[cast.element_size()]).to(torch().int64, copy=True)
     # int64 arithmetic wraps modulo 2^64; a shift without sign is a shift with sign and a mask.
-    x.mul_(_signed(_BITS)).add_(index.mul_(_signed(_INDEX * stride)).add_(_signed(_INDEX * (first + 1))))
+    x.mul_(_signed(_BITS)).add_(keys)
     x.bitwise_xor_((x >> 32).bitwise_and_((1 << 32) - 1)).mul_(_signed(_MIX))
-    return x.bitwise_xor_((x >> 29).bitwise_and_((1 << 35) - 1)).sum()
+    return x.bitwise_xor_((x >> 29).bitwise_and_((1 << 35) - 1))
 
 
 def _signed(value: int) -> int:

@@ -160,7 +160,6 @@ def replayed_routing(model: Any, experts: Sequence[Any], layer_ids: Sequence[int
     ignored. Changes what the model computes; this is no part of capture. Raises ValueError where a router's layer or
     a shape is missing, ids repeat within a token or are out of range, or the model was not built with ``moe_enable_routing_replay``.
     """
-    action = import_module("megatron.core.transformer.moe.router_replay").RouterReplayAction.REPLAY_FORWARD
     as_tensor = torch().as_tensor
     ids_BWLk = torch().stack([as_tensor(given).long() for given in experts])
     positions = {int(layer): at for at, layer in enumerate(layer_ids)}
@@ -177,6 +176,7 @@ def replayed_routing(model: Any, experts: Sequence[Any], layer_ids: Sequence[int
         ids_BWk = ids_BWLk[:, :, positions[routed.layer]]
         if ids_BWk.shape[-1] != routed.module.topk or int(ids_BWk.min()) < 0 or int(ids_BWk.max()) >= routed.num_experts:
             raise ValueError(f"layer {routed.layer} takes {routed.module.topk} of {routed.num_experts} experts a token")
+    action = import_module("megatron.core.transformer.moe.router_replay").RouterReplayAction.REPLAY_FORWARD
     before = [(routed.module.router_replay, routed.module.router_replay.router_replay_action) for routed in routers]
     try:
         for routed in routers:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from rlaudit.capture.models.host import torch
@@ -22,25 +21,23 @@ class Shard(NamedTuple):
     shape: tuple[int, ...]
     replica: int | None = None
 
-    def runs(self, values: Any) -> Iterator[tuple[int, Any]]:
-        """Pieces of ``values`` (this shard's elements) consecutive in the whole tensor, each with the global index of its first."""
+    def runs(self, values: Any) -> tuple[Any, Any]:
+        """``values`` (this shard's elements) as R runs of elements consecutive in the whole tensor: global index of each run's first
+        (R, int64, on the host), and the runs (R, length).
+        """
         local = tuple(values.shape)
-        if not values.numel():
-            return
         # All trailing dimensions that the box covers whole, and the one before them, are consecutive.
         split = len(local)
         while split and local[split - 1] == self.shape[split - 1]:
             split -= 1
         outer = local[: max(split - 1, 0)]
-        flat = values.reshape(math.prod(outer), -1)
         strides = [math.prod(self.shape[axis + 1 :]) for axis in range(len(local))]
         base = sum(first * stride for first, stride in zip(self.offset, strides, strict=True))
-        for row in range(flat.shape[0]):
-            left, start = row, base
-            for axis in reversed(range(len(outer))):
-                left, at = divmod(left, outer[axis])
-                start += at * strides[axis]
-            yield start, flat[row]
+        starts = torch().full(outer, base, dtype=torch().int64, device="cpu")
+        for axis, size in enumerate(outer):
+            along = [size if at == axis else 1 for at in range(len(outer))]
+            starts += torch().arange(size, device="cpu").view(along) * strides[axis]
+        return starts.reshape(-1), values.reshape(math.prod(outer), -1) if values.numel() else values.reshape(0, 0)
 
 
 def shard_of(given: Any) -> Shard:

@@ -101,6 +101,18 @@ def test_the_parts_of_any_split_add_up(shape: tuple[int, ...], cuts: tuple[list[
     assert sum(part.elements for part in found) == expected.elements == expected.elements_of
 
 
+@pytest.mark.parametrize(("width", "sample_above"), [(600, None), (600, 5000), (40_000, None), (40_000, 5000)])
+def test_column_shards_of_short_and_long_rows_add_up(width: int, sample_above: int | None) -> None:
+    whole = torch.from_numpy(np.random.default_rng(4).normal(size=(150 if width == 600 else 3, width)).astype(np.float16))
+    cut = width * 2 // 3
+    parts = {"l": Shard(whole[:, :cut], (0, 0), tuple(whole.shape)), "r": Shard(whole[:, cut:], (0, cut), tuple(whole.shape))}
+    found = checksum_parameters(parts, sample_above=sample_above).tensors
+    (expected,) = checksum_parameters({"w": whole}, sample_above=sample_above).tensors
+    assert expected.checksum == by_hand(whole.numpy(), expected.stride)
+    assert sum(part.checksum for part in found) % (1 << 64) == expected.checksum
+    assert sum(part.elements for part in found) == expected.elements == expected.elements_of
+
+
 def test_what_has_no_checksum_is_named_with_its_reason() -> None:
     found = checksum_parameters(
         {"meta": torch.empty(3, device="meta"), "beyond": Shard(torch.zeros(4), (2,), (5,)), "wide": torch.zeros(2, dtype=torch.complex128)}
