@@ -7,7 +7,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -18,10 +18,11 @@ pytestmark = pytest.mark.integration
 COMMANDS = Path(sys.executable).parent
 
 
-class Captured(NamedTuple):
+class Captured:
     """A captured run of the example."""
 
-    folder: Path
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
 
     @functools.cached_property
     def report(self) -> dict[str, Any]:
