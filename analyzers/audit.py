@@ -172,7 +172,7 @@ def _withheld(measured: Measured, findings: tuple[Finding, ...]) -> list[str]:
         )
     if stats.tokens and not measured.floor_stats().tokens:
         reasons.append("No noise floor: no token was evaluated twice by the trainer at the same weights (sources trainer and update).")
-    explained = [finding.code for finding in findings if finding.code in EXPLAINS]
+    explained = [finding.code for finding in findings if finding.code in EXPLAINS and finding.severity != "info"]
     if explained and above_the_line(stats.metrics()):
         reasons.append(f"Numerics are not judged: {', '.join(dict.fromkeys(explained))} must be resolved first.")
     if stats.tokens and stats.metrics().get("ratio_mean") is None:

@@ -18,7 +18,7 @@ LOOKED_AT = 256
 EXAMPLES = 5
 _COLUMNS = (
     "attempt", "engine_id", "request_id", "phase", "started", "policy_version", "policy_syncs", "version_spans", "cached_tokens",
-    "retractions", "finish_reason",
+    "retractions", "finish_reason", "parent_id",
 )  # fmt: skip
 
 
@@ -98,18 +98,27 @@ def _look(run: Run, attempt: int, engine: str, calls: list[dict[str, Any]], foun
     given, returned = (Prefixes(list_column(text[name]), powers) for name in ("input_tokens", "output_tokens"))
     cached = sorted({row["cached_tokens"] for row in calls if row["cached_tokens"]})
     known: set[tuple[int, int]] = set()
-    for row in calls:
+    prefixes = [_prefixes(given, returned, powers, place[row["request_id"]], cached) for row in calls]
+    for n, row in enumerate(calls):
         i = place[row["request_id"]]
         length = row["cached_tokens"] or 0
-        if 0 < length <= given.length[i]:
+        # Samples of one call share a prompt that the engine computes first, in a call of its own that nobody sees.
+        if 0 < length <= given.length[i] and row["parent_id"] is None:
             found.stale_looked_at += 1
-            if (length, int(_hash(given, returned, powers, i, length))) not in known:
+            own = length, int(_hash(given, returned, powers, i, length))
+            together = (m for m, other in enumerate(calls) if m != n and other["started"] == row["started"])
+            if own not in known and not any(own in prefixes[m] for m in together):
                 found.stale_count += 1
                 if len(found.stale) < EXAMPLES:
                     version = row["policy_version"] if row["policy_version"] is not None else f"synchronisation {row['policy_syncs']}"
                     found.stale.append(StalePrefix(engine, row["request_id"], str(version), length))
-        total = int(given.length[i] + returned.length[i])
-        known.update((k, int(_hash(given, returned, powers, i, k))) for k in cached if k <= total)
+        known |= prefixes[n]
+
+
+def _prefixes(given: Prefixes, returned: Prefixes, powers: Powers, row: int, lengths: list[int]) -> set[tuple[int, int]]:
+    """Lengths and hashes of a call's beginnings."""
+    total = int(given.length[row] + returned.length[row])
+    return {(k, int(_hash(given, returned, powers, row, k))) for k in lengths if k <= total}
 
 
 def _hash(given: Prefixes, returned: Prefixes, powers: Powers, row: int, length: int) -> Any:

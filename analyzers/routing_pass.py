@@ -15,7 +15,7 @@ import numpy as np
 from rlaudit import schema
 from rlaudit.analyzers import routing_kernel as rk
 from rlaudit.analyzers.compiled import Kernels
-from rlaudit.analyzers.grouping import ROLLOUT, TRAINER, UNKNOWN, UPDATE, Group, Steps
+from rlaudit.analyzers.grouping import OTHER, ROLLOUT, TRAINER, UNKNOWN, UPDATE, Group, Steps
 from rlaudit.analyzers.pairing import EXAMPLES, Spans
 from rlaudit.analyzers.routing_rows import SOURCE_NAMES, InvalidBlob, RoutingRows, broken_rows, chunks_of, expected_bytes
 from rlaudit.run import Run
@@ -128,6 +128,7 @@ def measure_routing(
 def _items(group: Group, rows: RoutingRows, sides: Sources, found: dict[tuple[str, str], RoutingPass], name: str) -> dict[str, list[_Item]]:
     """What to compare, by lag class; counts what joins and what does not."""
     a_rows, b_rows = (_chosen(rows, side) for side in sides)
+    versions = _versions(group, rows)
     items: dict[str, list[_Item]] = {"equal": [], "unknown": []}
     for sequence in sorted(a_rows.keys() | b_rows.keys()):
         if not group.train[sequence]:
@@ -140,7 +141,7 @@ def _items(group: Group, rows: RoutingRows, sides: Sources, found: dict[tuple[st
             if rows.size[a] == expected_bytes(rows, a) and rows.size[b] == expected_bytes(rows, b)
         ]
         for a, b in pairs:
-            updates = int(rows.updates[a]), int(rows.updates[b])
+            updates = int(versions[a]), int(versions[b])
             lag = "unknown" if UNKNOWN in updates else "equal" if updates[0] == updates[1] else "other"
             low, high = max(rows.first[a], rows.first[b]), min(rows.first[a] + rows.tokens[a], rows.first[b] + rows.tokens[b])
             if lag == "other":
@@ -151,6 +152,19 @@ def _items(group: Group, rows: RoutingRows, sides: Sources, found: dict[tuple[st
                 found[name, "equal"].unknown_version += lag == "unknown"
                 items[lag].append(_Item(sequence, a, b, int(low), int(high)))
     return items
+
+
+def _versions(group: Group, rows: RoutingRows) -> Array:
+    """Optimizer steps behind each row's weights: its own, otherwise its evaluation's by the log-probabilities, where those agree."""
+    scored = np.flatnonzero((group.row_sequence >= 0) & (group.updates != UNKNOWN))
+    low = np.full((len(group.step), OTHER + 1), np.iinfo(np.int64).max)
+    high = np.full(low.shape, UNKNOWN)
+    place = group.row_sequence[scored], group.source[scored]
+    np.minimum.at(low, place, group.updates[scored])
+    np.maximum.at(high, place, group.updates[scored])
+    single = np.where(low == high, high, UNKNOWN)
+    known = np.where(rows.sequence >= 0, single[rows.sequence.clip(0), rows.source], UNKNOWN) if len(group.step) else rows.updates
+    return np.where(rows.updates != UNKNOWN, rows.updates, known)
 
 
 def _chosen(rows: RoutingRows, side: tuple[int, ...]) -> dict[int, list[int]]:

@@ -15,7 +15,18 @@ from rlaudit.findings import Evidence, Finding
 SQL = """SELECT step, count(*) AS tokens, avg(abs(delta)) AS logp_diff_mean, quantile_cont(abs(delta), 0.99) AS logp_diff_p99,
 avg(k3(delta)) AS k3, avg(importance_ratio(delta)) AS ratio_mean
 FROM tokens WHERE comparable AND phase = 'train' AND {lag} GROUP BY step ORDER BY step"""
-EXPLAINS = ("LEN_MISMATCH", "TOKEN_MISMATCH", "LOGP_CONSTANT_ZERO", "LOGP_POSITIVE", "LOGP_SEMANTICS_DIFFER", "IMPORTANCE_RATIO_OFF")
+EXPLAINS = (
+    "LEN_MISMATCH",
+    "TOKEN_MISMATCH",
+    "LOGP_CONSTANT_ZERO",
+    "LOGP_POSITIVE",
+    "LOGP_SEMANTICS_DIFFER",
+    "LOGP_ALTERED",
+    "IMPORTANCE_RATIO_OFF",
+    "WEIGHTS_NOT_APPLIED",
+    "WEIGHTS_CORRUPTED",
+    "PREFIX_CACHE_STALE",
+)
 REDUCED = ("bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "int4")
 
 
@@ -28,7 +39,7 @@ def check(measured: Measured, before: Sequence[Finding]) -> list[Finding]:
     """A warning above the line, unless an earlier finding already explains a difference."""
     stats = measured.at_basis()
     values = stats.metrics()
-    if not above_the_line(values) or any(finding.code in EXPLAINS for finding in before):
+    if not above_the_line(values) or any(finding.code in EXPLAINS and finding.severity != "info" for finding in before):
         return []
     level, floor = values["logp_diff_mean"], measured.floor_stats().metrics().get("logp_diff_mean")
     dtypes = {side: _dtypes(measured, sources) for side, sources in (("rollout", ("rollout",)), ("trainer", ("trainer", "update")))}

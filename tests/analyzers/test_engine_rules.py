@@ -134,6 +134,16 @@ def test_a_prefix_that_a_call_of_the_same_version_computed_is_not(tmp_path: Path
     assert "PREFIX_CACHE_STALE" not in _findings(tmp_path, _steps(HEALTHY[:1]), requests=calls)
 
 
+def test_samples_of_one_call_share_a_prefix_that_nobody_saw_computed(tmp_path: Path) -> None:
+    calls = [_cached("a", 0, [1, 2, 3], "v0", 0), *({**_cached(f"n{i}", 1, [1, 2, 4], "v1", 2), "parent_id": "p"} for i in range(2))]
+    assert "PREFIX_CACHE_STALE" not in _findings(tmp_path, _steps(HEALTHY[:1]), requests=calls)
+
+
+def test_calls_of_one_batch_may_have_each_others_prefix(tmp_path: Path) -> None:
+    calls = [_cached("a", 0, [1, 2, 3], "v0", 0), _cached("b", 1, [1, 2, 4], "v1", 2), _cached("c", 1, [1, 2, 5], "v1", 0)]
+    assert "PREFIX_CACHE_STALE" not in _findings(tmp_path, _steps(HEALTHY[:1]), requests=calls)
+
+
 def test_a_retraction_across_a_weight_update_is_named(tmp_path: Path) -> None:
     spans = [{"start": 0, "end": 2, "version": "v0", "updates": None}, {"start": 2, "end": 4, "version": "v1", "updates": None}]
     tables = _steps(HEALTHY[:1])

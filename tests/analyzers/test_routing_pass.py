@@ -127,12 +127,23 @@ def test_other_policy_versions_are_not_compared(tmp_path: Path) -> None:
     assert found["main", "equal"].other_version == 1
 
 
+UNVERSIONED = [
+    experts_row("a", "rollout", rows(3), num_experts=4, policy_updates=None),
+    experts_row("a", "trainer", rows(3), num_experts=4),
+]
+
+
+def test_a_row_without_a_version_has_that_of_its_evaluations_log_probabilities(tmp_path: Path) -> None:
+    found = compare(write(tmp_path, UNVERSIONED))
+    assert (found["main", "equal"].joined, found["main", "unknown"].joined) == (1, 0)
+
+
 def test_unknown_policy_versions_are_kept_apart(tmp_path: Path) -> None:
-    routing = [
-        experts_row("a", "rollout", rows(3), num_experts=4, policy_updates=None),
-        experts_row("a", "trainer", rows(3), num_experts=4),
+    scores = [
+        {"step": 0, "sequence_id": "a", "source": source, "logprobs": [-1, -1, -1], "policy_updates": None}
+        for source in ("rollout", "trainer")
     ]
-    found = compare(write(tmp_path, routing))
+    found = compare(write(tmp_path, UNVERSIONED, scores=scores))
     assert (found["main", "equal"].joined, found["main", "unknown"].joined) == (0, 1)
 
 

@@ -56,7 +56,8 @@ def capture(commands: Path, folder: Path, engine: list[str], reference: list[str
     run = Run.open(folder / "run")
     requests = {row["request_id"]: row for row in run.read("requests").to_pylist()}
     routing = {row["request_id"]: experts(row) for row in run.read("routing").to_pylist() if row["request_id"] is not None}
-    return Captured(pickle.loads(kept.read_bytes()), requests, routing, run, json.loads(run_command([commands / "rlaudit", "report", folder / "run", "--format", "json"])))
+    report = json.loads(run_command([commands / "rlaudit", "report", folder / "run", "--format", "json"]))
+    return Captured(pickle.loads(kept.read_bytes()), requests, routing, run, report)
 
 
 def experts(row: dict[str, Any]) -> np.ndarray[Any, Any]:
